@@ -130,3 +130,35 @@ async def waits_for_fact(ctx: TaskContext, name: str) -> int:
 @task
 async def waits_for_other(ctx: TaskContext, task_id: str) -> int:
     return await ctx.wait(task_id) + 1
+
+
+@task(retry=[0.001])
+async def saga_on_loop(ctx: TaskContext) -> None:
+    await ctx.step("hotel", booked, "hotel", undo=undo)
+    await ctx.step("flight", booked, "flight", undo=undo)
+    raise ValueError("no money")
+
+
+@task(executor="thread", retry=[0.001])
+def saga_in_thread(ctx: TaskContext) -> None:
+    ctx.step("hotel", booked_now, "hotel", undo=undone_now)
+    ctx.step("flight", booked_now, "flight", undo=undone_now)
+    raise ValueError("no money")
+
+
+@task(executor="process", max_retries=0)
+def saga_in_process(ctx: TaskContext) -> None:
+    ctx.step("hotel", booked_now, "hotel", undo=undone_now)
+
+
+async def booked(what: str) -> str:
+    return booked_now(what)
+
+
+def booked_now(what: str) -> str:
+    RUNS.append(what)
+    return what
+
+
+def undone_now(what: str) -> None:
+    UNDONE.append(what)

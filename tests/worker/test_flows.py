@@ -173,6 +173,27 @@ async def test_a_saga_that_succeeds_or_is_cancelled(queue: AsyncTaskQueue) -> No
     assert tasks.UNDONE == ["hotel"]
 
 
+@pytest.mark.parametrize("saga", [tasks.saga_on_loop, tasks.saga_in_thread])
+async def test_the_steps_of_a_task_that_fails_for_good_are_undone_once(
+    queue: AsyncTaskQueue, saga: Any
+) -> None:
+    handle = await queue.enqueue(saga)
+
+    async with worker(queue):
+        with pytest.raises(TaskFailed, match="no money"):
+            await handle.result(30)
+    assert tasks.RUNS == ["hotel", "flight"]
+    assert tasks.UNDONE == ["flight", "hotel"]
+
+
+async def test_steps_cannot_be_undone_in_a_child_process() -> None:
+    async with AsyncTaskQueue("memory://") as queue:
+        handle = await queue.enqueue(tasks.saga_in_process)
+        async with worker(queue):
+            with pytest.raises(TaskFailed, match="undo needs a task in the worker's own process"):
+                await handle.result(30)
+
+
 # Children
 
 

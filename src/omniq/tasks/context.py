@@ -79,6 +79,7 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
         "_services",
         "_sleeps",
         "_task",
+        "_undos",
         "_unstored",
         "completed",
         "connection",
@@ -96,6 +97,7 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
         self._sleeps = 0
         self._names: set[str] = set()
         self._unstored: list[Task] = []
+        self._undos: list[tuple[str, Callable[..., Any], Any]] = []
         self.timeout = timeout
         self._is_stopped = False
         self.has_seen_stop = False
@@ -211,6 +213,17 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
         func: Callable[..., Coroutine[Any, Any, R]],
         /,
         *args: Any,
+        undo: Callable[[R], Any],
+        **kwargs: Any,
+    ) -> Coroutine[Any, Any, R]: ...
+
+    @overload
+    def step(
+        self,
+        name: str,
+        func: Callable[..., Coroutine[Any, Any, R]],
+        /,
+        *args: Any,
         critical: bool,
         **kwargs: Any,
     ) -> Coroutine[Any, Any, R | None]: ...
@@ -224,6 +237,17 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Coroutine[Any, Any, R]: ...
+
+    @overload
+    def step(
+        self,
+        name: str,
+        func: Callable[..., R],
+        /,
+        *args: Any,
+        undo: Callable[[R], Any],
+        **kwargs: Any,
+    ) -> R: ...
 
     @overload
     def step(
@@ -245,12 +269,23 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
         the exception becomes a warning of the result instead, None is returned, and a later run
         calls the step again.
 
+        `undo` is called with the result if the task fails for good later: the last step first, each once. It is
+        for tasks on the event loop and in threads.
+
         After a crash during a step, or before its result was stored, the step is called again: give
         external systems a key by which they recognise a repetition.
         """
         check_key("step name", name)
         critical = bool(kwargs.pop("critical", True))
-        return await_or_block(self._step(name, func, partial(func, *args, **kwargs), critical))
+        undo = kwargs.pop("undo", None)
+        call = partial(func, *args, **kwargs)
+        if undo is None:
+            return await_or_block(self._step(name, func, call, critical))
+        if self._services.loop is None:
+            raise InvalidTask(
+                "undo needs a task in the worker's own process: async, or in a thread"
+            )
+        return await_or_block(self._undoable_step(name, func, call, undo))
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -398,6 +433,27 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
         except SerializationError as error:
             raise _not_stored(name, error) from error
         return value
+
+    async def _undoable_step(
+        self, name: str, func: Callable[..., Any], call: Callable[[], Any], undo: Callable[..., Any]
+    ) -> Any:
+        value = await self._step(name, func, call, critical=True)
+        self._undos.append((name, undo, value))
+        return value
+
+    @property
+    def has_undos(self) -> bool:
+        """Whether steps of this run are to be undone if it fails for good."""
+        return bool(self._undos)
+
+    async def undo_steps(self) -> None:
+        """Undo the steps of a task that fails for good, the last one first; a failure is a warning.
+
+        Used by the worker, on its event loop.
+        """
+        while self._undos:
+            name, undo, value = self._undos.pop()
+            await self._step(f"undo {name}", undo, partial(undo, value), critical=False)
 
     async def _call_step(self, name: str, func: Callable[..., Any], call: Callable[[], Any]) -> Any:
         outer = PLACE.get()

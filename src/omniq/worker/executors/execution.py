@@ -168,7 +168,10 @@ class Execution:
                 task_context.cancelled = True
             if run.stop_reason not in ("lease", "cancelled"):
                 await _save_checkpoint(task_context)
-            return self._failure(run, error, callee.rules)
+            outcome = self._failure(run, error, callee.rules)
+            if task_context.has_undos and isinstance(outcome, Failed) and run.stop_reason is None:
+                await task_context.undo_steps()
+            return outcome
         if run.stop_reason == "cancelled" or task_context.has_seen_stop:
             return self.failure_of(run)
         # A child process has converted its result already, and an action has none of the function's.
