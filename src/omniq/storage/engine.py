@@ -529,7 +529,7 @@ class Engine(FlowEngine):
         if record is None:
             raise TaskNotFound(task_id)
         row = step.live(task_id)
-        if row is None or row.owner is not None:
+        if row is None or row.owner is not None or not row_rules.is_changeable(row):
             raise TaskNotWaiting(task_id, record.newest_row.status)
         edit(row, step.now)
         step.rewrite(row)

@@ -431,21 +431,10 @@ class Revival:
     def _put_back(self, task_id: str, record: Record) -> None:
         row = copy.copy(record.row)
         row_rules.retry_dead(row, self._now)
-        workflow = row.workflow or Workflow()
-        is_task = workflow.kind == "task"
-        row.workflow = replace(
-            workflow,
-            needs=0,
-            holds=0,
-            failed=0 if is_task else workflow.failed,
-            on=(),
-            wait=workflow.wait + 1,
-            edges_done=workflow.edges,
-            result=None,
-            is_stopped=False,
-        )
+        row.workflow = row.workflow or Workflow()
+        row_rules.put_back(row)
         row.attached = True
-        if not is_task:
+        if row.workflow.kind != "task":
             row_rules.hide(row, None)
         self._inserted[task_id] = row
         if record.finished is not None:
@@ -459,13 +448,7 @@ class Revival:
         parent = self._inserted.get(parent_id or "") or self._updated.get(parent_id or "")
         if parent is None or parent.workflow is None:
             return
-        status = self._found[row.id].newest_row.status
-        parent.workflow = replace(
-            parent.workflow,
-            members=parent.workflow.members + 1,
-            failed=parent.workflow.failed
-            - (status is not TaskStatus.SUCCESS and parent.workflow.kind == "group"),
-        )
+        row_rules.rejoin(parent, self._found[row.id].newest_row.status)
 
     def _connect(self, ended: dict[str, Record]) -> None:
         edges: dict[str, list[Edge]] = {}

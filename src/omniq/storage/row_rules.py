@@ -277,6 +277,15 @@ def _join_workflow(row: Row, given: TaskWorkflow) -> None:
         hide(row, row.expires if given.kind == "task" else None)
 
 
+def is_part_of(row: Row, given: TaskWorkflow) -> bool:
+    """Whether the row belongs to the record that its task was enqueued with, and waits as it says."""
+    workflow = row.workflow
+    return workflow is not None and (
+        (workflow.kind, workflow.parent, workflow.after, workflow.after_any)
+        == (given.kind, given.parent, given.after, given.after_any)
+    )
+
+
 def is_waiting(row: Row) -> bool:
     """Whether the row waits for the ends of others."""
     workflow = row.workflow
@@ -289,6 +298,12 @@ def may_run(row: Row) -> bool:
     if workflow is None:
         return True
     return workflow.kind == "task" and (workflow.needs <= workflow.holds or bool(workflow.on))
+
+
+def is_changeable(row: Row) -> bool:
+    """Whether the row will run: a group, an event, and a task that has returned will not."""
+    workflow = row.workflow
+    return workflow is None or (workflow.kind == "task" and workflow.result is None)
 
 
 def survives(row: Row) -> bool:
@@ -334,6 +349,33 @@ def begin_wait(row: Row, on: tuple[str, ...], enough: int | None) -> None:
         eta=None,
         has_run=True,
     )
+
+
+def put_back(row: Row) -> None:
+    """Have a record that had ended live again: it waits for nothing, and what it has released stays so."""
+    workflow = row.workflow
+    if workflow is not None:
+        row.workflow = msgspec.structs.replace(
+            workflow,
+            needs=0,
+            holds=0,
+            failed=workflow.failed if workflow.kind == "group" else 0,
+            on=(),
+            wait=workflow.wait + 1,
+            edges_done=workflow.edges,
+            result=None,
+            is_stopped=False,
+        )
+
+
+def rejoin(parent: Row, status: TaskStatus) -> None:
+    """Count a member again that had ended with that status."""
+    workflow = parent.workflow
+    if workflow is not None:
+        was_counted = status is not _SUCCESS and workflow.kind == "group"
+        parent.workflow = msgspec.structs.replace(
+            workflow, members=workflow.members + 1, failed=workflow.failed - was_counted
+        )
 
 
 def finish_group(row: Row, now: int) -> Finish:

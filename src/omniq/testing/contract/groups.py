@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from omniq.errors import InvalidTask
+from omniq.errors import InvalidTask, TaskNotWaiting
 from omniq.models import Task, TaskStatus
 from omniq.outcomes import Failed, Succeeded
 from omniq.storage.base import BaseStorage
@@ -219,6 +219,33 @@ class GroupContract(ContractPart):
         assert await storage.revive("f", ["f.b", "f.c"])
         assert ids(await storage.reserve(5)) == ["f.b"]
         assert not await storage.revive("f", ["f.b"])
+
+    @promise("F10")
+    async def test_a_dead_member_that_is_retried_alone_counts_again(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue_many(a_flow("a", "b"))
+        first, second = await storage.reserve(2)
+        await storage.record([Failed(first.id, first.token, an_error())])
+
+        assert await storage.retry_dead("f.a")
+        await succeed(storage, second)
+        assert await status_of(storage, "f") is TaskStatus.PENDING
+        await succeed(storage, await claim_one(storage))
+        assert await status_of(storage, "f") is TaskStatus.SUCCESS
+
+    @promise("F1", "A1")
+    async def test_a_change_of_a_record_that_waits_makes_it_not_due(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        await storage.enqueue_many([*a_chain(), a_member("e", kind="event")])
+
+        await storage.run_task_now("f.b")
+        await storage.change_task("f.b", priority=5)
+        assert ids(await storage.reserve(5)) == ["f.a"]
+        for task_id in ("f", "e"):
+            with pytest.raises(TaskNotWaiting):
+                await storage.run_task_now(task_id)
 
     # Retention
 
