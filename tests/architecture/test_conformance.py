@@ -151,7 +151,16 @@ def test_the_port_does_not_grow():
 
 
 def test_the_rules_are_applied_by_the_engine_alone():
-    engine = {"engine", "side_engine", "step", "claim", "gate_states", "known_rows"}
+    engine = {
+        "engine",
+        "side_engine",
+        "flow_engine",
+        "ends",
+        "step",
+        "claim",
+        "gate_states",
+        "known_rows",
+    }
     for path in (ROOT / "src/omniq/storage").rglob("*.py"):
         source = path.read_text(encoding="utf-8")
         applies = re.search(r"row_rules\.(settle|give_back|finish|retry_dead)|gate_rules\.", source)

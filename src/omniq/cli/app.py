@@ -24,6 +24,10 @@ _COMMANDS = {
         "Say why a task does not run, which worker runs it, or how it ended.",
     ),
     "tasks": ("omniq.cli.tasks:app", "List, show, run, change, cancel, delete and retry tasks."),
+    "flows": (
+        "omniq.cli.flows:app",
+        "List, show, cancel and retry flows; send the events that tasks wait for.",
+    ),
     "dead": (
         "omniq.cli.dead:app",
         "List dead letters: tasks that failed for good. Retry or delete them.",
