@@ -12,6 +12,7 @@ from tests.conftest import makes_no_deep_tests
 PARTIAL_SUITES = {
     "test_postgres_contract",
     "test_redis_contract",
+    "test_nats_contract",
     "test_log",
     "test_s3_contract",
     "test_sealed_contract",

@@ -26,6 +26,7 @@ from omniq.worker.dead_hooks import DeadHooks
 from omniq.worker.fleet_alerts import FleetAlerts
 from omniq.worker.lease_watch import LeaseWatch
 from omniq.worker.problems import ProblemReports
+from omniq.worker.run_recorder import RunRecorder
 
 _JITTER = 0.2
 _SHORTEST_PAUSE = 0.05
@@ -34,6 +35,7 @@ _PROGRESS_EVERY = 0.5
 _BREAKERS_EVERY = 1.0
 _WORKERS_EVERY = 5.0
 _HOOKS_EVERY = 15.0
+_FLOWS_EVERY = 1.0
 _ORPHANS_EVERY, _ORPHAN_AGE = 600.0, timedelta(days=1)
 _LONGEST_BACKOFF = 5.0
 
@@ -60,6 +62,7 @@ class Maintenance:
         self._problems = problems or ProblemReports(events, storage.clock)
         self._alerts = alerts
         self._hooks = hooks
+        self.history = RunRecorder(storage.clock)
         self._lease = lease
         # As often as the worker polls: what a dead worker held runs again within its lease and one
         # poll interval.
@@ -76,12 +79,14 @@ class Maintenance:
         """Repeat all activities, each at its interval."""
         await asyncio.gather(
             self._every(self._recover_every, self.recover),
+            self._every(max(self._recover_every, _FLOWS_EVERY), self.advance_flows),
             self._every(max(self._lease, _PURGE_EVERY), self.purge),
             self._every(_ORPHANS_EVERY, self.purge_orphans),
             self._every(_PROGRESS_EVERY, self.store_progress),
             self._every(_BREAKERS_EVERY, self._alerts.check_breakers),
             self._every(_WORKERS_EVERY, self._alerts.check_workers),
             self._every(min(self._lease, _HOOKS_EVERY), self._hooks.take_lost),
+            self._repeat(self.store_history),
         )
 
     async def recover(self) -> None:
@@ -117,6 +122,11 @@ class Maintenance:
             )
         )
 
+    async def advance_flows(self) -> None:
+        """Do what the ends of records have left to do, and what of workflows is due."""
+        while await self._storage.advance_flows():
+            pass
+
     async def purge(self) -> None:
         """Delete finished tasks whose retention has ended."""
         await self._storage.purge_expired()
@@ -141,6 +151,24 @@ class Maintenance:
             with self._lock:
                 self._progress = {**reports, **self._progress}
             raise
+
+    async def store_history(self) -> None:
+        """Wait for the end of a minute, and store how the runs in it ended."""
+        await self.history.run(self._storage)
+
+    async def store_rest(self) -> None:
+        """Store the last progress, and how all runs ended until now: the worker stops."""
+        await self.store_progress()
+        await self.history.store_all(self._storage)
+
+    async def _repeat(self, activity: Callable[[], Awaitable[None]]) -> None:
+        """Repeat an activity that waits by itself."""
+        while True:
+            try:
+                await activity()
+            except Exception as error:
+                self._problems.report(activity.__name__, error)
+                await self._clock.sleep(_LONGEST_BACKOFF)
 
     async def _every(self, seconds: float, activity: Callable[[], Awaitable[None]]) -> None:
         pause, failures = seconds, 0

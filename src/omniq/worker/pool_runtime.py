@@ -77,8 +77,7 @@ class PoolRuntime:
         self._is_supervised = is_supervised
         self._asked_stop: asyncio.Task[bool] | None = None
         self._events = dispatcher
-        self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self.stop_requested: asyncio.Future[None] = self._loop.create_future()
         self._error: Exception | None = None
@@ -156,19 +155,20 @@ class PoolRuntime:
 
     async def until_empty(self) -> None:
         """Return when nothing that it can run is due and nothing runs, or when it has ended."""
-        assert self._claim_loop is not None
-        assert self._maintenance is not None
+        assert self._claim_loop is not None and self._maintenance is not None  # noqa: PT018
         self._is_draining = True
         # Else a worker that always ends soon would never run what a killed one held.
         await self._maintenance.recover()
         await self._schedule_loop.fire_due()
         await self._until_drained(self._claim_loop)
+        while self.running and await self._storage.advance_flows():
+            await self._until_drained(self._claim_loop)
         if self.running and await self._claim_loop.end_unknown():
             await self._until_drained(self._claim_loop)
 
     async def count_left(self) -> int:
         """How many tasks wait; reports which of their functions no live worker runs."""
-        assert self._claim_loop is not None
+        assert self._claim_loop
         return await self._claim_loop.count_left()
 
     async def _until_drained(self, claim_loop: ClaimLoop) -> None:
@@ -321,13 +321,14 @@ class PoolRuntime:
             poll_interval=config.poll_interval,
             problems=self._problems,
         )
+        self._stats.count_in(maintenance.history.for_modules(config.allow))
         self._running = running = self._make_running_tasks(
             parts, maintenance, functions, unknown, state
         )
         self._claim_loop = claim_loop = self._make_claim_loop(running, unknown)
         parts.on_exit("retire", claim_loop.retire)
         self._start_heartbeat(parts, running, unknown, functions)
-        parts.on_exit("store progress", maintenance.store_progress)
+        parts.on_exit("store progress and history", maintenance.store_rest)
         # Before the lease ends: then other workers take over the hooks of this one.
         parts.on_exit("finish hooks", hooks.finish)
         parts.callback(storage.on_cancel(self.on_cancel))
@@ -431,6 +432,7 @@ class PoolRuntime:
             queues=self._config.queues or (),
             runnable=unknown.reported_runnable,
             requests=WorkerRequests(functions, self),
+            runs=self._stats.totals,
         )
         heartbeat.start()
         parts.on_exit("stop heartbeat", heartbeat.stop)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -100,6 +100,22 @@ class CommitThread:
                 self._loop.call_soon_threadsafe(self._is_woken.set)
         result: _T = await asyncio.wrap_future(call.future)
         return result
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine that uses the log in its event loop, beside the calls."""
+        with self._lock:
+            if self._is_stopping:
+                work.close()
+                raise StorageClosed("the storage was closed")
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            this_task = asyncio.current_task()
+            if this_task is not None and this_task.cancelling():
+                raise
+            # Not this task was cancelled, but the thread has ended.
+            raise StorageClosed("the storage was closed during the call") from None
 
     async def stop(self) -> None:
         """Answer the calls that wait, disconnect, and end the thread."""

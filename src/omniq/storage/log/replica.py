@@ -154,6 +154,7 @@ class Replica:
                 self.tables.end()
                 self.competes = False
                 self._reach_own(commit, max(len(data), self._commit_bytes))
+                self._log.committed(commit)
             elif is_won is False:
                 self.competes = True
             if is_won is not None:

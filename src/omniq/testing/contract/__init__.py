@@ -36,6 +36,7 @@ The class may add tests; replacing one raises `TypeError`. Where backends differ
 - `checkpoints`: the data that a task resumes from.
 - `progress`: progress reports of running tasks.
 - `schedules`: storing and firing schedules.
+- `run_history`: counts of runs by minute and hour, versions, ended workers.
 - `queues_and_gates`: paused queues, limits, rates and circuit breakers.
 - `waiting`: waits for work and for results.
 - `transactions`: the user's transactions and those of tasks.
@@ -50,7 +51,9 @@ from omniq.testing.contract.change import ChangeContract
 from omniq.testing.contract.checkpoints import CheckpointContract
 from omniq.testing.contract.claim import ClaimContract
 from omniq.testing.contract.dead_letters import DeadLetterContract
+from omniq.testing.contract.dependencies import DependencyContract
 from omniq.testing.contract.enqueue import EnqueueContract
+from omniq.testing.contract.groups import GroupContract
 from omniq.testing.contract.incarnation import IncarnationContract
 from omniq.testing.contract.lease import LeaseContract
 from omniq.testing.contract.lifecycle import LifecycleContract
@@ -61,7 +64,9 @@ from omniq.testing.contract.queues_and_gates import GateContract
 from omniq.testing.contract.reading import ReadingContract
 from omniq.testing.contract.record import RecordContract
 from omniq.testing.contract.retention import RetentionContract
+from omniq.testing.contract.run_history import RunHistoryContract
 from omniq.testing.contract.schedules import ScheduleContract
+from omniq.testing.contract.suspension import SuspensionContract
 from omniq.testing.contract.transactions import TransactionContract, UserConnection
 from omniq.testing.contract.values import ValueContract
 from omniq.testing.contract.verbs import VerbContract
@@ -87,7 +92,11 @@ class StorageContract(
     CheckpointContract,
     ProgressContract,
     ScheduleContract,
+    RunHistoryContract,
     GateContract,
+    DependencyContract,
+    SuspensionContract,
+    GroupContract,
     WaitingContract,
     TransactionContract,
 ):
@@ -101,8 +110,10 @@ __all__ = [
     "ClaimContract",
     "ContractPart",
     "DeadLetterContract",
+    "DependencyContract",
     "EnqueueContract",
     "GateContract",
+    "GroupContract",
     "IncarnationContract",
     "LeaseContract",
     "LifecycleContract",
@@ -113,8 +124,10 @@ __all__ = [
     "ReadingContract",
     "RecordContract",
     "RetentionContract",
+    "RunHistoryContract",
     "ScheduleContract",
     "StorageContract",
+    "SuspensionContract",
     "TransactionContract",
     "UserConnection",
     "ValueContract",
