@@ -294,7 +294,9 @@ class RecordAndClaim(Call):
         if last is None or last.id != claim_id:
             return []
         held = tables.held.get(owner, {})
-        return [row for row in held.values() if last.tokens.get(row.id) == row.token]
+        return [
+            row_rules.copy_of(row) for row in held.values() if last.tokens.get(row.id) == row.token
+        ]
 
     def _record(self, tables: Tables, now: int) -> frozenset[str]:
         """Write the outcomes; returns the ids of those whose rows have changed."""
@@ -464,8 +466,15 @@ def _fill_body(row: Row, tables: Tables) -> None:
 
 
 def _read(tables: Tables, now: int, ids: list[str]) -> list[ReadRecord]:
-    records = [tables.record_of(task_id, now) for task_id in ids]
-    return [ReadRecord(_digest(record), record) for record in records if record is not None]
+    # Copies: in the host itself nothing is encoded, and the engine changes what it has read.
+    return [
+        ReadRecord(
+            _digest(record),
+            Record(row_rules.copy_of(record.row), record.finished, record.letter),
+        )
+        for task_id in ids
+        if (record := tables.record_of(task_id, now)) is not None
+    ]
 
 
 def _digest(record: Record | None) -> bytes:
