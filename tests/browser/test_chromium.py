@@ -370,10 +370,10 @@ async def test_selected_text_survives_a_refresh(browser, shop):
         )
         for _ in range(5):
             await shop.enqueue("shop.say", "y")
-        await page.wait_for_function("document.getElementById('live-mark').title !== ''")
+        await page.wait_for_selector("#live-mark[title*='not updated']")
         selected = await page.evaluate("String(getSelection())")
         await page.evaluate("getSelection().removeAllRanges()")
-        await page.wait_for_function("document.querySelector('#queues td.num').textContent === '6'")
+        await page.wait_for_selector("#queues td.num:text-is('6')")
 
     assert selected == "default"
 
