@@ -81,6 +81,7 @@ from omniq.errors import (
 from omniq.models import (
     Attempt,
     BreakerRule,
+    ChildrenFailed,
     DeadLetter,
     ErrorCategory,
     PartialError,
@@ -94,7 +95,9 @@ from omniq.models import (
     TaskError,
     TaskResult,
     TaskStatus,
+    TaskWorkflow,
     TransientError,
+    WaitTimeout,
     WorkerInfo,
 )
 from omniq.retry import ExponentialBackoff, LinearBackoff
@@ -109,6 +112,7 @@ from omniq.tasks.secret_parameters import Secret
 
 if TYPE_CHECKING:
     from omniq.circuit_breaker import BreakerState, CircuitBreaker
+    from omniq.operations.flow_handle import AsyncFlowHandle, FlowHandle
     from omniq.operations.handle import AsyncTaskHandle, TaskHandle
     from omniq.operations.health import BreakerInfo, Health, StuckTask, UnrunnableFunction
     from omniq.operations.limits import LimitInfo
@@ -118,6 +122,7 @@ if TYPE_CHECKING:
     from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
     from omniq.storage.base import BaseStorage
     from omniq.storage.types import Capabilities
+    from omniq.tasks.flow import Flow
     from omniq.worker import AsyncWorkerPool, WorkerPool
     from omniq.worker.pool_stats import PoolStats
     from omniq.worker.process.supervisor import Worker
@@ -125,6 +130,7 @@ else:
     # Imported on first use: a process that only runs tasks needs neither queues nor pools, and
     # starts in half the time without them.
     _LAZY = {
+        "AsyncFlowHandle": "omniq.operations.flow_handle",
         "AsyncTaskHandle": "omniq.operations.handle",
         "AsyncTaskQueue": "omniq.queue.async_queue",
         "AsyncWorkerPool": "omniq.worker",
@@ -134,6 +140,8 @@ else:
         "Capabilities": "omniq.storage.types",
         "CircuitBreaker": "omniq.circuit_breaker",
         "CloudpickleSerializer": "omniq.serialization",
+        "Flow": "omniq.tasks.flow",
+        "FlowHandle": "omniq.operations.flow_handle",
         "Health": "omniq.operations.health",
         "LimitInfo": "omniq.operations.limits",
         "MsgspecSerializer": "omniq.serialization",
@@ -160,6 +168,7 @@ else:
 
 __all__ = [
     "INJECTED",
+    "AsyncFlowHandle",
     "AsyncTaskHandle",
     "AsyncTaskQueue",
     "AsyncWorkerPool",
@@ -170,6 +179,7 @@ __all__ = [
     "BreakerState",
     "CallTimeout",
     "Capabilities",
+    "ChildrenFailed",
     "CircuitBreaker",
     "CircuitOpen",
     "ClaimError",
@@ -181,6 +191,8 @@ __all__ = [
     "ErrorCategory",
     "ErrorRules",
     "ExponentialBackoff",
+    "Flow",
+    "FlowHandle",
     "ForbiddenFunction",
     "FunctionNotFound",
     "Health",
@@ -237,10 +249,12 @@ __all__ = [
     "TaskQueue",
     "TaskResult",
     "TaskStatus",
+    "TaskWorkflow",
     "TransientError",
     "UnguardedModule",
     "UnmarkedFunctionWarning",
     "UnrunnableFunction",
+    "WaitTimeout",
     "Worker",
     "WorkerInfo",
     "WorkerPool",

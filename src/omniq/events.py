@@ -160,6 +160,18 @@ class TaskSnoozed(TaskEvent, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class TaskSuspended(TaskEvent, frozen=True, kw_only=True):
+    """Emitted when a task waits for children, events or other tasks: it holds no slot until then.
+
+    `waits_for` has the ids of the first ten, `count` is the number of all; it runs again at `until` at the latest.
+    """
+
+    name: ClassVar[str] = "task.suspended"
+    waits_for: tuple[str, ...] = ()
+    count: int = 0
+    until: datetime | None = None
+
+
 class TaskChanged(TaskEvent, frozen=True, kw_only=True):
     """Emitted when a waiting task was given another priority, queue or eta. The fields are the new ones."""
 

@@ -200,6 +200,68 @@ class BreakerRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     reset_timeout: float = 30.0
 
 
+class ChildrenFailed(PermanentError):
+    """Tasks that a task waited for did not succeed. `failures` has the results of the first ten."""
+
+    def __init__(
+        self, message: str = "", *, failures: Sequence[TaskResult] = (), **facts: Any
+    ) -> None:
+        super().__init__(message, **facts)
+        self.failures = list(failures)
+
+
+class WaitTimeout(PermanentError):
+    """What a task waited for had not ended at its deadline."""
+
+
+class Ref(msgspec.Struct, frozen=True, array_like=True):
+    """An argument that is the result of a record: where it belongs, and the id of the record.
+
+    The first item of `path` is the position or the name of the argument, the others lead into it.
+    """
+
+    path: tuple[int | str, ...]
+    id: str
+
+
+class TaskWorkflow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a task has besides if it is part of a workflow.
+
+    `kind`: an `event` ends when it is given a value, a `group` with its last member; neither runs. `parent`
+    is the record it belongs to. The task is not claimed before all of `after` have succeeded and all of
+    `after_any` have ended. A group that `is_open` gets more members; with `stops`, the first member that
+    fails cancels the others. `refs` are the arguments that are results of other records. `undo` is the function
+    that is called with the result if the flow fails; a task that `survives` is not cancelled with its flow.
+    With an `action` the worker does not call the function: it adds a call for each item of the first argument
+    (`map`), or calls what undoes the nodes of the flow (`undo`). `value` is the simple type that an event's value
+    must have, and `prompt` the question to the person who gives it.
+
+    The storage sets the others: `needs` is the number of records that it still waits for, of which it can do
+    without `holds`, and `on` those of a task that is suspended; `members` are the live records that belong
+    to it, of `size` in all; `failed` of them did not succeed.
+    """
+
+    kind: Literal["task", "event", "group"] = "task"
+    parent: str | None = None
+    after: tuple[str, ...] = ()
+    after_any: tuple[str, ...] = ()
+    is_open: bool = False
+    stops: bool = False
+    refs: tuple[Ref, ...] = ()
+    undo: str | None = None
+    survives: bool = False
+    action: Literal["", "map", "undo"] = ""
+    value: str | None = None
+    prompt: str = ""
+    needs: int = 0
+    holds: int = 0
+    on: tuple[str, ...] = ()
+    members: int = 0
+    size: int = 0
+    failed: int = 0
+    has_returned: bool = False
+
+
 class Task(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A stored call of a function. `Task(func_path="m.f")` is due immediately.
 
@@ -238,6 +300,7 @@ class Task(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     retry_delays: tuple[float, ...] = ()
     reschedule_on_failure: bool = False
     task_type: str | None = None
+    workflow: TaskWorkflow | None = None
     created_at: datetime = msgspec.field(default_factory=SYSTEM_CLOCK.now)
     status: TaskStatus = TaskStatus.PENDING
     attempts: int = 0
@@ -580,6 +643,22 @@ def check_task(task: Task) -> None:
             raise InvalidTask("kwargs and metadata must be dictionaries with text as keys")
     if task.limits or task.breakers:
         _check_gates(task)
+    if task.workflow is not None:
+        _check_workflow(task, task.workflow)
+
+
+def _check_workflow(task: Task, workflow: TaskWorkflow) -> None:
+    for source in (*workflow.after, *workflow.after_any):
+        check_id(source)
+    if workflow.parent is not None:
+        check_id(workflow.parent)
+        if not task.id.startswith(f"{workflow.parent}."):
+            raise InvalidTask(
+                f"task {task.id}: its parent is {workflow.parent}, so its id must begin with "
+                f"{workflow.parent}."
+            )
+    if workflow.kind != "task" and (workflow.after or workflow.after_any):
+        raise InvalidTask(f"{workflow.kind} {task.id}: only a task waits for others")
 
 
 def check_schedule(schedule: Schedule) -> None:

@@ -72,6 +72,19 @@ class Snoozed(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class Suspended(msgspec.Struct, frozen=True):
+    """The task waits for the ends of other records: PENDING and not claimable, no attempt spent.
+
+    It is claimable when `enough` of the records `on` have ended (None: all of them), or at `until`.
+    """
+
+    task_id: str
+    token: int
+    on: tuple[str, ...]
+    enough: int | None = None
+    until: datetime | None = None
+
+
 class Released(msgspec.Struct, frozen=True):
     """The worker returns the task unrun or interrupted: PENDING, no attempt spent.
 
@@ -93,4 +106,4 @@ class Cancelled(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-Outcome = Succeeded | Retried | Rescheduled | Failed | Snoozed | Released | Cancelled
+Outcome = Succeeded | Retried | Rescheduled | Failed | Snoozed | Suspended | Released | Cancelled

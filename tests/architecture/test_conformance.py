@@ -15,6 +15,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.file import FileStorage
 from omniq.storage.log import LogStorage
 from omniq.storage.memory import MemoryStorage
+from omniq.storage.nats import NatsStorage
 from omniq.storage.postgres import PostgresStorage
 from omniq.storage.redis import RedisStorage
 from omniq.storage.s3 import S3Storage
@@ -29,6 +30,7 @@ BACKENDS = {
     "redis": RedisStorage,
     "log": LogStorage,
     "s3": S3Storage,
+    "nats": NatsStorage,
 }
 
 # Public methods beyond the contract, with the reason. No caller that enqueues or runs tasks needs them.
@@ -93,6 +95,13 @@ ONE_BACKEND = {
         "turns": "processes that compete for the end of a log take turns",
         "undoable_tables": "a decision is undone when another process commits first",
     },
+    "nats": {
+        "api_errors": "the error codes of JetStream, and what to do about them",
+        "replies": "what the host answers to a call",
+        "calls": "each call of the port as a value that travels to the host",
+        "host": "one process runs the calls of all others",
+        "stream_log": "a log whose commits and snapshots are messages of two streams",
+    },
     "redis": {
         "scripts": "composes the Lua scripts and runs them",
     },
@@ -142,7 +151,16 @@ def test_the_port_does_not_grow():
 
 
 def test_the_rules_are_applied_by_the_engine_alone():
-    engine = {"engine", "side_engine", "step", "claim", "gate_states", "known_rows"}
+    engine = {
+        "engine",
+        "side_engine",
+        "flow_engine",
+        "ends",
+        "step",
+        "claim",
+        "gate_states",
+        "known_rows",
+    }
     for path in (ROOT / "src/omniq/storage").rglob("*.py"):
         source = path.read_text(encoding="utf-8")
         applies = re.search(r"row_rules\.(settle|give_back|finish|retry_dead)|gate_rules\.", source)

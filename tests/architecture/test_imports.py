@@ -28,7 +28,7 @@ outcomes serialization durations gate_rules
 tasks circuit_breaker
 storage.* omniq
 storage.memory storage.file storage.sqlite storage.postgres storage.redis storage.log
-storage.s3
+storage.nats storage.s3
 storage.urls operations
 storage scheduling
 worker
@@ -51,6 +51,7 @@ DRIVERS = (
     "cryptography",
     "hiredis",
     "obstore",
+    "nats",
     "psycopg",
     "redis",
     "sqlite3",

@@ -119,7 +119,7 @@ F88 | Naive, ancient and far-future times | Naive ones are refused; all others a
 F89 | Negative, infinite and absurd durations and counts | Refused before anything is written
 F90 | All tasks fail together | Retries are spread over time; a breaker parks tasks without spending attempts
 F91 | A dependency alternates between up and down, a probe dies | One probe at a time; parked tasks are not lost
-F92 | Chains of tasks with missing links | -
+F92 | Chains of tasks with missing links | The end of a task releases what waits for it in the same step; what can never run is cancelled with the cause
 """,
     "Load and life": """
 F93 | Another version reads and writes the same store | Newer fields are ignored; a newer format is refused
@@ -139,7 +139,6 @@ OPEN = {
     "F47": "There is no S3 backend.",
     "F49": "Delays are random on every backend; two hundred workers were not tried.",
     "F82": "A task in a process has no separate limits: set limits for the worker (cgroup, ulimit).",
-    "F92": "There are no chains of tasks.",
     "F95": "Priorities are strict, which is documented: put urgent work into a separate queue.",
     "F99": "`make chaos HOURS=n` runs it; no run of a whole day is on record yet.",
 }

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from omniq.testing.flow_machine import flow_machine_for
 from omniq.testing.state_machine import state_machine_for
 from omniq.testing.state_machine_stores import OpenStore
 
@@ -15,8 +16,16 @@ LONG_RUN_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "100"))
 
 
 def run_state_machine(open_store: OpenStore, *, examples: int, steps: int) -> None:
+    _run(state_machine_for(open_store), examples, steps)
+
+
+def run_flow_machine(open_store: OpenStore, *, examples: int, steps: int) -> None:
+    _run(flow_machine_for(open_store), examples, steps)
+
+
+def _run(machine: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
     run_state_machine_as_test(
-        state_machine_for(open_store),
+        machine,
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,

@@ -56,6 +56,8 @@ EXAMPLES: Mapping[str, str] = {
     "schedules": '@task(schedules=[Cron("0 3 * * *", args=("eu",))])',
     "metadata": 'queue.options(metadata={"tenant": "acme"})',
     "connection": "queue.options(connection=connection)",
+    "after": "queue.options(after=[handle])",
+    "after_any": "queue.options(after_any=[handle])",
     "eta": "queue.options(eta=datetime(2100, 1, 31, 12, tzinfo=UTC))",
     "delay": "queue.options(delay=30)",
     "task_id": 'queue.options(task_id="invoice-4711")',

@@ -24,6 +24,10 @@ _COMMANDS = {
         "Say why a task does not run, which worker runs it, or how it ended.",
     ),
     "tasks": ("omniq.cli.tasks:app", "List, show, run, change, cancel, delete and retry tasks."),
+    "flows": (
+        "omniq.cli.flows:app",
+        "List, show, cancel and retry flows; send the events that tasks wait for.",
+    ),
     "dead": (
         "omniq.cli.dead:app",
         "List dead letters: tasks that failed for good. Retry or delete them.",
@@ -57,6 +61,10 @@ _COMMANDS = {
     "demo": (
         "omniq.cli.demo:demo",
         "Show omniq at work in less than a minute, without a server; one worker is killed.",
+    ),
+    "host": (
+        "omniq.cli.host:host",
+        "Run the calls of all processes of a nats:// store, and nothing else, until stopped.",
     ),
     "doctor": ("omniq.cli.doctor:doctor", "Check the storage and the settings."),
     "schema": (

@@ -91,7 +91,12 @@ class Spans:
                 self._end((event.id, event.token), "succeeded")
             case events.TaskRetried(error=error) | events.TaskFailure(error=error):
                 self._end((event.id, event.token), event.name.removeprefix("task."), error)
-            case events.TaskCancellation() | events.TaskSnoozed() | events.TaskReleased():
+            case (
+                events.TaskCancellation()
+                | events.TaskSnoozed()
+                | events.TaskSuspended()
+                | events.TaskReleased()
+            ):
                 self._end((event.id, event.token), event.name.removeprefix("task."))
             case events.StaleRefused():
                 self._end((event.id, event.token), "stale", "another worker owns the task now")

@@ -77,6 +77,7 @@ class Counters:
                 | events.TaskFailure()
                 | events.TaskCancellation()
                 | events.TaskSnoozed()
+                | events.TaskSuspended()
                 | events.TaskReleased()
             ):
                 self._count(event)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -17,8 +17,10 @@ from omniq.clock import from_micros, to_micros
 from omniq.errors import NotSealed, SerializationError
 from omniq.gate_rules import FOREVER, BreakerState, Gate, GateState, ask_again_at, gates_of, room
 from omniq.models import Task, TaskResult, TaskStatus, WorkerInfo, timeout_of
+from omniq.operations.flow_reasons import flow_reasons
 from omniq.operations.formatting import as_argument, count_of
 from omniq.operations.health import live_workers
+from omniq.operations.reasons import Reason as Reason
 from omniq.operations.task_detail import TaskDetail, task_detail
 from omniq.storage.base import BaseStorage
 from omniq.tasks.steps import read_checkpoint, task_key
@@ -32,20 +34,6 @@ _TIME_LABELS = {
     "worker_lost": ("started", "until"),
     "worker_stalled": ("last heartbeat", "until"),
 }
-
-
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """One reason. `code` is for programs, `text` for people; `hint` is what to do about it.
-
-    `since` and `until` are when it began and when it ends, as far as that is known.
-    """
-
-    code: str
-    text: str
-    since: datetime | None = None
-    until: datetime | None = None
-    hint: str = ""
-    facts: dict[str, Any] = {}
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +214,9 @@ def _lost_worker(task: Task, workers: Sequence[WorkerInfo]) -> Reason:
 async def _waiting_reasons(storage: BaseStorage, task: Task) -> list[Reason]:
     now = storage.clock.now()
     paused = await storage.paused_queues()
+    waits = await flow_reasons(storage, task)
+    if waits:
+        return waits
     workers = await storage.workers()
     reasons = [
         *await _checkpoint_reasons(storage, task),

@@ -33,6 +33,7 @@ from omniq.models import (
     TaskResult,
     TaskStatus,
 )
+from omniq.operations.flow_handle import AsyncFlowHandle
 from omniq.operations.handle import AsyncTaskHandle
 from omniq.operations.health import Health, HealthLimits, health_of
 from omniq.operations.task_changes import change_task, run_task_now
@@ -44,6 +45,7 @@ from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
 from omniq.tasks.context import TaskContext
+from omniq.tasks.flow import Flow
 from omniq.tasks.task_builder import (
     NO_OPTIONS,
     CallOptions,
@@ -76,6 +78,8 @@ class EnqueueOptions(TypedDict, total=False):
     """
 
     connection: object
+    after: Sequence[Any] | None
+    after_any: Sequence[Any] | None
     eta: datetime | None
     delay: Duration | None
     interval: Duration | None
@@ -229,6 +233,27 @@ class AsyncEnqueuer:
             for task_id, (func, _, _) in zip(await self._store(tasks), each_call, strict=True)
         ]
 
+    async def start(
+        self, flow: Flow, *, unique: str | None = None, flow_id: str | None = None
+    ) -> AsyncFlowHandle[Any]:
+        """Store all nodes of the flow: all or none. Workers run them as what they wait for ends.
+
+        While a flow with the same `unique` key has not ended, its handle is returned, and nothing is stored.
+        Raises `InvalidTask` for a flow that cannot be stored.
+        """
+        from omniq.operations.start_flow import start_flow
+
+        root_id = await start_flow(
+            self._storage,
+            self._builder,
+            self._store,
+            flow,
+            unique=unique,
+            flow_id=flow_id,
+            in_transaction=self.connection is not None,
+        )
+        return AsyncFlowHandle(self._storage, root_id)
+
     async def _store(self, tasks: Iterable[Task]) -> list[str]:
         if not self._wrappers:
             return await self._write(tasks)
@@ -334,6 +359,20 @@ class AsyncTaskQueue(AsyncEnqueuer):
     async def cancel(self, task_id: str) -> bool:
         """Cancel a waiting task, or ask a running one to stop; False when it has ended."""
         return await self._storage.cancel(task_id)
+
+    async def send_event(self, event: str, value: Any = None, *, to: Any = None) -> bool:
+        """Give a task or a flow the event that it waits for, or will; `to` is its handle or its id.
+
+        Without `to`, the event is for all that wait for it by its name, and is kept for its `result_ttl`. The
+        first value counts: False when there is one already, or the task has ended. Raises `TaskNotFound`.
+        """
+        from omniq.operations.start_flow import send_event
+
+        return await send_event(self._storage, event, value, to)
+
+    def flow(self, flow_id: str) -> AsyncFlowHandle[Any]:
+        """Return a handle for a flow that was started earlier or by another process."""
+        return AsyncFlowHandle(self._storage, flow_id)
 
     async def change(
         self,

@@ -20,6 +20,7 @@ from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidValue
 from omniq.models import DeadLetter
+from omniq.operations.flow_handle import FlowHandle
 from omniq.operations.handle import TaskHandle
 from omniq.queue.async_queue import AsyncEnqueuer, AsyncTaskQueue, Call, EnqueueOptions
 from omniq.queue.blocking_operators import Breakers, Limits, Queues, Workers
@@ -29,6 +30,7 @@ from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import BaseStorage
 from omniq.tasks.context import TaskContext
+from omniq.tasks.flow import Flow
 from omniq.worker.pool import PoolOptions, WorkerPool
 from omniq.worker.task_services import EnqueueWrapper
 
@@ -160,6 +162,17 @@ class Enqueuer(BlockingFace[AsyncEnqueuer]):
         handle = self._run(self._async_face.enqueue(func, *args, **kwargs))
         return TaskHandle(self._portal, handle)
 
+    def start(
+        self, flow: Flow, *, unique: str | None = None, flow_id: str | None = None
+    ) -> FlowHandle[Any]:
+        """Store all nodes of the flow: all or none. Workers run them as what they wait for ends.
+
+        While a flow with the same `unique` key has not ended, its handle is returned, and nothing is stored.
+        Raises `InvalidTask` for a flow that cannot be stored.
+        """
+        handle = self._run(self._async_face.start(flow, unique=unique, flow_id=flow_id))
+        return FlowHandle(self._portal, handle)
+
     @overload
     def enqueue_many(
         self,
@@ -260,6 +273,7 @@ class TaskQueue(Enqueuer):
         AsyncTaskQueue.get_result, lambda task_id, timeout=None: seconds_of("timeout", timeout or 0)
     )
     cancel = blocking(AsyncTaskQueue.cancel)
+    send_event = blocking(AsyncTaskQueue.send_event)
     change = blocking(AsyncTaskQueue.change)
     run_now = blocking(AsyncTaskQueue.run_now)
     list_tasks = blocking(AsyncTaskQueue.list_tasks)
@@ -311,6 +325,10 @@ class TaskQueue(Enqueuer):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def flow(self, flow_id: str) -> FlowHandle[Any]:
+        """Return a handle for a flow that was started earlier or by another process."""
+        return FlowHandle(self._portal, self._queue.flow(flow_id))
 
     def options(self, **options: Unpack[EnqueueOptions]) -> Enqueuer:
         """Return this queue with options for the calls that follow. They are checked immediately."""

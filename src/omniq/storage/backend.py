@@ -159,7 +159,8 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 class Changes(msgspec.Struct):
     """What one section writes, in one atomic step.
 
-    `inserted`: new rows. Their ids are free (an expired record does not occupy its id), and the store
+    `inserted`: new rows. Their ids are free (an expired record does not occupy its id, nor does one that is
+    among `deleted_finished` or `deleted_dead`), and the store
     gives them the next `seq`, in order. `bound` is the number of waiting tasks that they may not exceed.
     `claimed`: rows to which `row_rules.claim` was applied, and nothing else.
     `updated`: other rows that stay live; `moved` are the ids of those of which only `parked` has changed,

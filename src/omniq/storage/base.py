@@ -55,6 +55,7 @@ from omniq.outcomes import (
     Retried,
     Snoozed,
     Succeeded,
+    Suspended,
 )
 from omniq.serialization import Serializer, serializer_for
 from omniq.settings import Settings
@@ -62,10 +63,12 @@ from omniq.storage.backend import Backend, Lease
 from omniq.storage.claim_register import ClaimRegister
 from omniq.storage.engine import Engine
 from omniq.storage.enqueue_batcher import EnqueueBatcher
+from omniq.storage.flow_insertion import MAX_SOURCES, Under
+from omniq.storage.flows import Flows
 from omniq.storage.incarnation import StoreRecord
 from omniq.storage.row_rules import Finish, Row, check_body, task_of
 from omniq.storage.row_seals import row_seals
-from omniq.storage.side_data import SideData, check_now
+from omniq.storage.side_data import check_now
 from omniq.storage.store_clock import is_rough, is_stale
 from omniq.storage.types import Claim, EnqueueListener, GivenBack, Identity, Renewal
 from omniq.storage.wakeups import LocalWakeups
@@ -80,7 +83,7 @@ class StorageOptions(TypedDict, total=False):
     max_pending: int | None
 
 
-class BaseStorage(SideData):
+class BaseStorage(Flows):
     """Stores tasks, gives each to one owner at a time, and records the outcomes.
 
     A storage object is an owner: it has an id that is fresh each time it is opened, one lease, and
@@ -279,8 +282,16 @@ class BaseStorage(SideData):
         """
         return (await self.enqueue_many((task,)))[0]
 
-    async def enqueue_many(self, tasks: Iterable[Task], *, nonce: str | None = None) -> list[str]:
+    async def enqueue_many(
+        self,
+        tasks: Iterable[Task],
+        *,
+        nonce: str | None = None,
+        under: tuple[str, int] | None = None,
+    ) -> list[str]:
         """Store many tasks with few round trips and one durability barrier; returns their ids, in order.
+
+        `under` is the id and the token of a claim of this owner: nothing is stored unless it is current.
 
         E7. Refused as a whole: if one is bad, taken, or too many, none is written.
         E8. A second call with the same `nonce` repeats a call whose reply was lost: tasks that the
@@ -293,7 +304,8 @@ class BaseStorage(SideData):
             with suppress(StorageError):
                 await self._backend.read_clock()
         hit("enqueue.before")
-        enqueued = await self._enqueue(self._rows_for(tasks, nonce))
+        claim = None if under is None else Under(self.owner, *under)
+        enqueued = await self._enqueue(self._rows_for(tasks, nonce), claim)
         hit("enqueue.after")
         if enqueued:
             self._local_wakeups.notify_work()
@@ -414,6 +426,8 @@ class BaseStorage(SideData):
             hit("record_and_claim.after")
             if claimed.expired:
                 self._local_wakeups.notify_results(claimed.expired)
+            if claimed.has_released:
+                self._local_wakeups.notify_work()
             self._forget(outcomes, recorded)
             if claim is None or owner != self.owner:
                 # A sibling was fenced meanwhile: what was claimed has been given back with the rest.
@@ -541,7 +555,7 @@ class BaseStorage(SideData):
     # Cancel
 
     async def cancel(self, task_id: str, reason: str = "by request") -> bool:
-        """Store that the task is cancelled; returns False when it has ended already.
+        """Store that the task is cancelled, and all below it; returns False when it has ended already.
 
         X1. A waiting task ends as CANCELLED immediately and never runs.
         X2. A running task's owner is notified at its next renewal; the task does not run again.
@@ -734,15 +748,17 @@ class BaseStorage(SideData):
                 "those of sqlite:// and postgresql:// have"
             )
 
-    async def _enqueue(self, rows: Iterator[Row]) -> list[str]:
+    async def _enqueue(self, rows: Iterator[Row], under: Under | None) -> list[str]:
         """Insert rows as they are made, together with those of concurrent calls where that saves work."""
         made = list(rows)
         if not made:
             return []
-        if self._enqueue_writes and all(row.result_ttl >= self._joined_ttl for row in made):
+        if self._enqueue_writes and all(
+            row.result_ttl >= self._joined_ttl and row.workflow is None for row in made
+        ):
             ids = await self._batcher.add(made)
         else:
-            ids = await self._engine.enqueue(made)
+            ids = await self._engine.enqueue(made, under=under)
         if self._enqueue_listeners:
             self._report_enqueued(made, ids)
         return ids
@@ -771,6 +787,8 @@ class BaseStorage(SideData):
                 check_now("eta", outcome.eta)
             case Failed():
                 check_instant("next_eta", outcome.next_eta)
+            case Suspended():
+                _check_suspension(outcome)
             case Cancelled():
                 pass
         return outcome
@@ -901,6 +919,19 @@ class BaseStorage(SideData):
         (recorded,) = await self.record((outcome,))
         if not recorded:
             raise StaleClaim(outcome.task_id, outcome.token)
+
+
+def _check_suspension(outcome: Suspended) -> None:
+    check_instant("until", outcome.until)
+    count, enough = len(outcome.on), outcome.enough
+    if count > MAX_SOURCES:
+        raise InvalidTask(
+            f"task {outcome.task_id}: it waits for {count:,} records; {MAX_SOURCES:,} is the maximum"
+        )
+    if enough is not None and not 1 <= enough <= count:
+        raise InvalidTask(
+            f"task {outcome.task_id}: enough={enough} of {count} records: expected a number from 1 to {count}"
+        )
 
 
 _FIRST_PAUSE = 0.002

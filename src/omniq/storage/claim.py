@@ -27,12 +27,13 @@ _order = attrgetter("order")
 class Claimed(msgspec.Struct):
     """What a step claimed. `is_partial`: it made as many moves as it may, so another step goes on.
 
-    `went_back`: it did nothing, because a row has a lower token than this owner was given for it.
+    `has_released`: rows have become claimable that waited for others. `went_back`: it did nothing, because a row has a lower token than this owner was given for it.
     """
 
     rows: list[Row] = []
     expired: list[str] = []
     is_partial: bool = False
+    has_released: bool = False
     went_back: bool = False
 
 
@@ -117,7 +118,9 @@ class Claimer:
                 break
             if row.crashes and not self._wanted.suspects:
                 continue
-            if row.expires is not None and row_rules.is_expired(row, due_by):
+            if row.workflow is not None and not row_rules.may_run(row):
+                self._pass_over(row)
+            elif row.expires is not None and row_rules.is_expired(row, due_by):
                 step.finish(row, row_rules.finish_cancelled(row, step.now, "expired"))
                 claimed.expired.append(row.id)
                 self._moves += 1
@@ -130,6 +133,14 @@ class Claimer:
                 claimed.rows.append(row)
                 if row.crashes:
                     self._wanted = msgspec.structs.replace(self._wanted, suspects=False)
+
+    def _pass_over(self, row: Row) -> None:
+        """A row that waits for others is not claimed; it ends if it expires meanwhile."""
+        if row_rules.is_expired(row, self._wanted.due_by):
+            finish = row_rules.finish_cancelled(row, self._step.now, "expired")
+            self._step.finish(row, finish)
+            self._claimed.expired.append(row.id)
+        self._moves += 1
 
 
 async def wanted_by(step: Step, owner: str, claim: Claim) -> Wanted:

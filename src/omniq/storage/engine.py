@@ -22,6 +22,7 @@ from omniq.errors import (
     TaskNotFound,
     TaskNotWaiting,
 )
+from omniq.failpoints import hit
 from omniq.models import EndedWorker, Runnable, TaskStatus, WorkerInfo
 from omniq.outcomes import Outcome, Released
 from omniq.serialization import Serializer, encode_internal
@@ -38,6 +39,8 @@ from omniq.storage.backend import (
     Section,
 )
 from omniq.storage.claim import Claimed, Claimer, wanted_by
+from omniq.storage.flow_engine import FlowEngine
+from omniq.storage.flow_insertion import FlowInsertion, Under, check_batch, ids_to_read
 from omniq.storage.incarnation import (
     STORE,
     GivenTokens,
@@ -52,7 +55,7 @@ from omniq.storage.inspection import TaskQuery
 from omniq.storage.known_rows import KnownRows
 from omniq.storage.pending_hooks import pending_hook
 from omniq.storage.row_rules import FORMAT, Finish, Row
-from omniq.storage.side_engine import NOWHERE, SideEngine, atomic
+from omniq.storage.side_engine import NOWHERE, atomic
 from omniq.storage.step import EncodeFinish, Step
 from omniq.storage.types import Claim, GivenBack, Identity, Renewal
 
@@ -62,7 +65,7 @@ _LONGEST_STOP = 12 * 3_600_000_000
 Later the store may have deleted the fence of an owner that was stopped for that long."""
 
 
-class Engine(SideEngine):
+class Engine(FlowEngine):
     """The verbs of the storage contract over one backend."""
 
     def __init__(
@@ -84,12 +87,17 @@ class Engine(SideEngine):
 
     # Enqueue
 
-    async def enqueue(self, rows: Sequence[Row], *, within: object = NOWHERE) -> list[str]:
+    async def enqueue(
+        self, rows: Sequence[Row], *, within: object = NOWHERE, under: Under | None = None
+    ) -> list[str]:
         """Insert the rows, or raise `DuplicateTask` or `QueueFull`; returns an id for each row.
 
         The first try reads nothing: most ids and unique keys are free. With `within`, they are inserted in
-        the transaction that the caller has open on that connection.
+        the transaction that the caller has open on that connection; with `under`, only while that claim is
+        current.
         """
+        if under is not None or [row for row in rows if row.workflow is not None]:
+            return await self._enqueue_flow(rows, within, under)
         with suppress(Moved):
             changes, ids = self.free_insertion(rows)
             if within is NOWHERE:
@@ -122,12 +130,44 @@ class Engine(SideEngine):
             await section.write(changes)
         return ids
 
+    async def _enqueue_flow(
+        self, rows: Sequence[Row], within: object, under: Under | None
+    ) -> list[str]:
+        """Insert rows that wait for others, or belong to them."""
+        check_batch(rows)
+        is_within = within is not NOWHERE
+
+        async def insert(section: Section) -> list[str]:
+            # When the step is begun again, the rows are as they were.
+            given = [row_rules.copy_of(row) for row in rows]
+            known = await section.load(ids_to_read(given, under))
+            keys = await read_unique_keys(section, given, self._seals)
+            changes, ids = insertion(given, self._max_pending, known, keys)
+            if ids[0] != given[0].id:
+                # Another flow holds the unique key of the first row, which all others belong to.
+                return ids
+            if changes.inserted:
+                flow = FlowInsertion(changes, known, section.now)
+                flow.plan(under, in_transaction=is_within)
+                hit("flow_insertion.before")
+                await section.write(changes)
+                self.has_work = self.has_work or (flow.has_work and not is_within)
+            return ids
+
+        ids = await self._transact(insert, within=within)
+        if not is_within:
+            await self._finish_work()
+        return ids
+
     # Record and claim
 
     async def record_and_claim(
         self, owner: str, outcomes: Sequence[Outcome], claim: Claim | None
     ) -> tuple[list[bool], Claimed]:
         """Record the outcomes, then claim; for each outcome whether it is recorded, and the rows."""
+        if self.has_work:
+            # One piece in each turn, so that the claimed tasks do not wait for all of them.
+            await self.advance(in_turn=True)
         fast_path, met = self.backend.fast_path, self._identity.epoch
         if claim is not None:
             witness, runnable = self._given.witness(met), self._runnable(claim.runnable)
@@ -237,6 +277,7 @@ class Engine(SideEngine):
                 rows=claimed.rows + more.rows,
                 expired=claimed.expired + more.expired,
                 is_partial=more.is_partial,
+                has_released=claimed.has_released or more.has_released,
                 went_back=more.went_back,
             )
         return recorded, claimed
@@ -254,6 +295,8 @@ class Engine(SideEngine):
         if unchanged:
             await step.add([row_rules.copy_of(row) for row in known if row.id in unchanged])
         recorded = await step.record(owner, outcomes) if outcomes else []
+        # Before the claim, which may take what these outcomes release.
+        await step.ends.apply()
         claimed = Claimed()
         witness = None if claim is None or self.backend.fast_path is not None else claim.witness
         if witness is not None:
@@ -268,6 +311,9 @@ class Engine(SideEngine):
             wanted = await wanted_by(step, owner, claim)
             claimed = await Claimer(step, owner, claim, wanted).claim()
         taken = await step.commit()
+        claimed.has_released = step.ends.has_released
+        if step.ends.has_ended:
+            claimed.expired = step.ended_ids
         if taken:
             claimed.rows = [row for row in claimed.rows if row.id not in taken]
             # Another step claims the rows behind those that others took first.
@@ -279,7 +325,10 @@ class Engine(SideEngine):
         return self._given.is_above(row, self._identity.epoch)
 
     def _step(self, section: Section) -> Step:
-        return Step(section, self._encode_finish, self._seals, self._pend_hook)
+        return Step(section, self._encode_finish, self._seals, self._pend_hook, self._note_work)
+
+    def _note_work(self) -> None:
+        self.has_work = True
 
     def _pend_hook(self, row: Row, finish: Finish, now: int) -> DocumentChange | None:
         if finish.hook is None:
@@ -455,6 +504,8 @@ class Engine(SideEngine):
         tokens = {row.id: row.token for row in rows}
         given_back: list[GivenBack] = []
         epoch = _store_record(await section.document(STORE, STORE)).epoch
+        for row in rows:
+            row_rules.end_wait(row)
         for row, settled in row_rules.give_back(rows, step.now, max_crashes, reason, epoch=epoch):
             step.settle(row, tokens[row.id], settled)
             given_back.append(GivenBack(row.id, row.func_path, owner, row.status))
@@ -478,24 +529,6 @@ class Engine(SideEngine):
         held = await self._read(lambda section: section.held([owner]))
         return {row.id: row.token for row in held}
 
-    # Cancel
-
-    @atomic
-    async def cancel(self, section: Section, task_id: str, reason: str) -> bool:
-        """End a waiting task, or ask the owner of a running one to stop it."""
-        step = self._step(section)
-        await step.load([task_id])
-        row = step.live(task_id)
-        if row is None:
-            return False
-        if row.owner is not None:
-            row.cancel_requested = True
-            step.update(row)
-        else:
-            step.finish(row, row_rules.finish_cancelled(row, step.now, reason))
-        await step.commit()
-        return True
-
     # Breakers
 
     @atomic
@@ -516,7 +549,7 @@ class Engine(SideEngine):
         if record is None:
             raise TaskNotFound(task_id)
         row = step.live(task_id)
-        if row is None or row.owner is not None:
+        if row is None or row.owner is not None or not row_rules.is_changeable(row):
             raise TaskNotWaiting(task_id, record.newest_row.status)
         edit(row, step.now)
         step.rewrite(row)

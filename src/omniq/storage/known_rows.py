@@ -1,6 +1,6 @@
 """The rows that this storage object has claimed: what their outcomes make of them, without reading again.
 
-While a claim is current, others may only cancel its task or attach documents to it. So its outcome can be
+While a claim is current, others may only cancel its task, or attach documents or waiting tasks to it. So its outcome can be
 applied to the row as it was claimed, on the condition that neither has happened: by a plan for a fast
 path if the row is plain, else by the rules (`Section.begin`).
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from omniq.outcomes import Outcome
+from omniq.outcomes import Outcome, Suspended
 from omniq.storage import row_rules
 from omniq.storage.backend import Changes, Ended
 from omniq.storage.row_rules import Row
@@ -53,6 +53,8 @@ class KnownRows:
             row = known.get(outcome.task_id)
             if row is None or row.token != outcome.token:
                 return None
+            if row.workflow is not None or isinstance(outcome, Suspended):
+                return None
             if row.gates and not all(gate.kind in gate_kinds for gate in row.gates):
                 return None
             # A copy: if the call fails, the known row must be unchanged.
@@ -85,4 +87,4 @@ class KnownRows:
             if row is not None and row.token == outcome.token:
                 del rows[outcome.task_id]
         # The outcomes of all others are decided by what is stored beside their rows.
-        rows.update({row.id: row for row in claimed if not (row.attached or row.workflow)})
+        rows.update({row.id: row for row in claimed if not row.attached})

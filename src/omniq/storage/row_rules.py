@@ -22,6 +22,7 @@ from omniq.models import (
     TaskError,
     TaskResult,
     TaskStatus,
+    TaskWorkflow,
 )
 from omniq.outcomes import (
     Cancelled,
@@ -32,6 +33,7 @@ from omniq.outcomes import (
     Retried,
     Snoozed,
     Succeeded,
+    Suspended,
 )
 
 Instant = Annotated[int, msgspec.Meta(ge=-62_135_596_800_000_000, le=253_402_300_799_999_999)]
@@ -46,6 +48,12 @@ WENT_BACK = "store went back"
 EPOCH_BITS = 21
 """A token is below 2^21 in epoch 0, and at least epoch x 2^21 in later ones."""
 
+NEVER = 253_402_300_799_000_000
+"""The instant at which a record becomes visible that time alone never makes claimable."""
+
+KEPT = 100 * 365 * 86_400_000_000
+"""The `result_ttl` of a record that belongs to another: it is deleted with the topmost one."""
+
 FORMAT = 1
 """The newest format of a record that this code reads, and the one that it writes."""
 
@@ -58,22 +66,44 @@ MAX_HISTORY = 25
 
 
 class Workflow(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, gc=False):
-    """What a row has besides if others wait for it, if it waits for others, or shares its turn with them.
+    """What a row has besides if it waits for others, if others wait for it, or if it belongs to another.
 
-    A record of the kind `event` or `group` never runs: something else ends it. `needs` is the number of
-    other records that the task waits for, of which it can do without `holds`; `watched`: others wait for
-    it. `parent` is the record it belongs to. `fair` and `sequence` are keys that decide its `turn`.
+    A record of the kind `event` or `group` never runs: something else ends it. `parent` is the record it
+    belongs to. It waits for the success of `after`, for any end of `after_any`, and when it is suspended for
+    any end of `on`. `needs` is the number of those that have not ended so, of which it can do without
+    `holds`; `failed` of them cannot be satisfied any more. `wait` is the number of its current wait: an edge
+    of an earlier one is stale. `eta` is when a released task is due, at the earliest. `has_run`: it has been
+    suspended, so that its `expires` does not end it.
+
+    `edges` is the number of documents with edges that lead from it; earlier ends of a record that was put back
+    have used `edges_done` of them. `members` is the number of live records
+    that belong to it, `size` that of all it ever had; of a group, `failed` did not succeed. A group that is
+    `is_open` gets more of them. With `stops`, the first that fails makes it cancel the others, and `is_stopped`.
+    `result` is the encoded result of a task that has returned and whose children are still live. A task that
+    `survives` is not cancelled with its parent. `fair` and
+    `sequence` are keys that decide its `turn`.
     """
 
     kind: Literal["task", "event", "group"] = "task"
     parent: str | None = None
+    after: tuple[str, ...] = ()
+    after_any: tuple[str, ...] = ()
+    on: tuple[str, ...] = ()
     needs: int = 0
     holds: int = 0
-    watched: bool = False
-    doomed: str | None = None
     failed: int = 0
+    wait: int = 0
+    eta: int | None = None
+    has_run: bool = False
+    edges: int = 0
+    edges_done: int = 0
+    members: int = 0
+    size: int = 0
+    is_open: bool = False
     stops: bool = False
-    endings: tuple[bytes, bytes] | None = None
+    is_stopped: bool = False
+    result: bytes | None = None
+    survives: bool = False
     fair: str | None = None
     sequence: str | None = None
 
@@ -222,7 +252,164 @@ def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -
         row.gates = gates_of(task)
     if task.task_type is not None:
         row.task_type = task.task_type
+    if task.workflow is not None:
+        _join_workflow(row, task.workflow)
     return row
+
+
+def _join_workflow(row: Row, given: TaskWorkflow) -> None:
+    """Give the row what its task says of a workflow. An insertion adds what others say of it."""
+    needs = len(given.after) + len(given.after_any)
+    row.workflow = Workflow(
+        kind=given.kind,
+        parent=given.parent,
+        after=given.after,
+        after_any=given.after_any,
+        needs=needs,
+        eta=row.visible or None,
+        is_open=given.is_open,
+        stops=given.stops,
+        survives=given.survives,
+    )
+    if given.parent is not None:
+        row.result_ttl = KEPT
+    if needs or given.kind != "task":
+        hide(row, row.expires if given.kind == "task" else None)
+
+
+def is_part_of(row: Row, given: TaskWorkflow) -> bool:
+    """Whether the row belongs to the record that its task was enqueued with, and waits as it says."""
+    workflow = row.workflow
+    return workflow is not None and (
+        (workflow.kind, workflow.parent, workflow.after, workflow.after_any)
+        == (given.kind, given.parent, given.after, given.after_any)
+    )
+
+
+def is_waiting(row: Row) -> bool:
+    """Whether the row waits for the ends of others."""
+    workflow = row.workflow
+    return workflow is not None and workflow.needs > workflow.holds and row.owner is None
+
+
+def may_run(row: Row) -> bool:
+    """Whether a claim may take the row when it is visible; a suspended task also at its deadline."""
+    workflow = row.workflow
+    if workflow is None:
+        return True
+    return workflow.kind == "task" and (workflow.needs <= workflow.holds or bool(workflow.on))
+
+
+def is_changeable(row: Row) -> bool:
+    """Whether the row will run: a group, an event, and a task that has returned will not."""
+    workflow = row.workflow
+    return workflow is None or (workflow.kind == "task" and workflow.result is None)
+
+
+def survives(row: Row) -> bool:
+    """Whether the row is not cancelled with its parent."""
+    return row.workflow is not None and row.workflow.survives
+
+
+def hide(row: Row, until: int | None) -> None:
+    """Have no claim find the row until that instant. It keeps its place in line."""
+    row.turn = row.order[1]
+    row.due = row.visible = NEVER if until is None else until
+
+
+def release(row: Row, now: int) -> None:
+    """End the wait of a row: a claim may take it, at its eta or now."""
+    assert row.workflow is not None
+    row.turn = row.order[1]
+    row.due = row.visible = max(now, row.workflow.eta or 0)
+    row.workflow = msgspec.structs.replace(
+        row.workflow, needs=0, holds=0, failed=0, on=(), eta=None
+    )
+
+
+def end_wait(row: Row) -> None:
+    """Forget a wait that has ended otherwise: what it waited for says nothing any more."""
+    workflow = row.workflow
+    if workflow is not None and (workflow.needs or workflow.on):
+        row.workflow = msgspec.structs.replace(
+            workflow, needs=0, holds=0, failed=0, on=(), wait=workflow.wait + 1
+        )
+
+
+def begin_wait(row: Row, on: tuple[str, ...], enough: int | None) -> None:
+    """Have a row that is suspended wait for that many of these records; None: for all of them."""
+    workflow = row.workflow or Workflow()
+    row.workflow = msgspec.structs.replace(
+        workflow,
+        on=on,
+        needs=len(on),
+        holds=0 if enough is None else len(on) - enough,
+        failed=0,
+        wait=workflow.wait + 1,
+        eta=None,
+        has_run=True,
+    )
+
+
+def put_back(row: Row) -> None:
+    """Have a record that had ended live again: it waits for nothing, and what it has released stays so."""
+    workflow = row.workflow
+    if workflow is not None:
+        row.workflow = msgspec.structs.replace(
+            workflow,
+            needs=0,
+            holds=0,
+            failed=workflow.failed if workflow.kind == "group" else 0,
+            on=(),
+            wait=workflow.wait + 1,
+            edges_done=workflow.edges,
+            result=None,
+            is_stopped=False,
+        )
+
+
+def rejoin(parent: Row, status: TaskStatus) -> None:
+    """Count a member again that had ended with that status."""
+    workflow = parent.workflow
+    if workflow is not None:
+        was_counted = status is not _SUCCESS and workflow.kind == "group"
+        parent.workflow = msgspec.structs.replace(
+            workflow, members=workflow.members + 1, failed=workflow.failed - was_counted
+        )
+
+
+def finish_group(row: Row, now: int) -> Finish:
+    """The end of a group whose last member has ended."""
+    assert row.workflow is not None
+    if row.cancel_requested:
+        return finish_cancelled(row, now, "by request")
+    failed = row.workflow.failed
+    result = TaskResult(
+        task_id=row.id,
+        status=_FAILED if failed else _SUCCESS,
+        error=TaskError(
+            f"{failed} of {row.workflow.size} did not succeed",
+            error_type="ChildrenFailed",
+            timestamp=from_micros(now),
+        )
+        if failed
+        else None,
+        finished_at=from_micros(now),
+    )
+    return Finish(status=result.status, result=result)
+
+
+def finish_event(row: Row, now: int, encoded: bytes) -> Finish:
+    """The end of an event that was given its value."""
+    result = TaskResult(task_id=row.id, status=_SUCCESS, finished_at=from_micros(now))
+    return Finish(status=_SUCCESS, result=result, encoded=encoded)
+
+
+def finish_returned(row: Row, now: int) -> Finish:
+    """The end of a task that has returned, after that of its last child."""
+    assert row.workflow is not None
+    result = TaskResult(task_id=row.id, status=_SUCCESS, finished_at=from_micros(now))
+    return Finish(status=_SUCCESS, result=result, encoded=row.workflow.result)
 
 
 def check_body(row: Row, task: Task) -> None:
@@ -248,13 +435,17 @@ def check_body(row: Row, task: Task) -> None:
 def task_of(row: Row, task: Task) -> Task:
     """The task in the state that its row has now; `task` is the task as enqueued."""
     try:
-        eta = from_micros(row.due)
+        eta: datetime | None = from_micros(row.due)
         started_at = from_micros(row.started_at) if row.started_at else None
     except OverflowError as error:
         raise SerializationError(f"task {row.id}: a time in its record is out of range") from error
     if row.occurrence:
         # Apart from the others: few tasks repeat, and each claim comes through here.
         task = msgspec.structs.replace(task, occurrence=row.occurrence)
+    if row.workflow is not None:
+        task = msgspec.structs.replace(task, workflow=_shown_workflow(row.workflow, task.workflow))
+        if row.due == NEVER:
+            eta = None
     return msgspec.structs.replace(
         task,
         eta=eta,
@@ -266,6 +457,20 @@ def task_of(row: Row, task: Task) -> Task:
         owner=row.owner,
         started_at=started_at,
         cancel_requested=row.cancel_requested,
+    )
+
+
+def _shown_workflow(workflow: Workflow, given: TaskWorkflow | None) -> TaskWorkflow:
+    return msgspec.structs.replace(
+        given or TaskWorkflow(),
+        needs=workflow.needs,
+        holds=workflow.holds,
+        on=workflow.on,
+        members=workflow.members,
+        size=workflow.size,
+        failed=workflow.failed,
+        is_open=workflow.is_open,
+        has_returned=workflow.result is not None,
     )
 
 
@@ -359,6 +564,10 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
             else:
                 _release(row, to_micros(outcome.eta))
             return Settled()
+        case Suspended():
+            row.status = _PENDING
+            _suspend(row, outcome)
+            return Settled()
         case Cancelled():
             return Settled(finish=finish_cancelled(row, now, outcome.reason, by_owner=True))
         case _:
@@ -368,7 +577,7 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
 def _would_run_again(row: Row, outcome: Outcome) -> bool:
     if isinstance(outcome, Failed):
         return outcome.next_eta is not None and row.repeats
-    return isinstance(outcome, Retried | Snoozed | Released | Rescheduled)
+    return isinstance(outcome, Retried | Snoozed | Released | Rescheduled | Suspended)
 
 
 def _effect_of_failure(row: Row) -> Effect:
@@ -376,7 +585,21 @@ def _effect_of_failure(row: Row) -> Effect:
     return "failure" if row.status is _RUNNING else "neither"
 
 
+def _suspend(row: Row, outcome: Suspended) -> None:
+    turn = row.order[1]
+    begin_wait(row, outcome.on, outcome.enough)
+    _release(row, NEVER if outcome.until is None else to_micros(outcome.until))
+    row.turn = turn
+
+
 def _settle_success(row: Row, outcome: Succeeded) -> Settled:
+    workflow = row.workflow
+    if workflow is not None and workflow.members and not row.cancel_requested:
+        # It has ended when its children have. A task that repeats has none.
+        row.status = _PENDING
+        row.workflow = msgspec.structs.replace(workflow, result=outcome.encoded)
+        _release(row, NEVER)
+        return Settled(effect="success")
     if outcome.next_eta is None or row.cancel_requested:
         row.settled = row.token
         finish = Finish(_SUCCESS, outcome.result, None, outcome.encoded)
@@ -485,8 +708,10 @@ def finish_cancelled(row: Row, now: int, reason: str, *, by_owner: bool = False)
 
 
 def is_expired(row: Row, now: int) -> bool:
-    """Whether the task's `expires` has passed before it was claimed."""
-    return row.expires is not None and row.expires <= now
+    """Whether the task's `expires` has passed before it was claimed; one that is resumed does not expire."""
+    if row.expires is None or row.expires > now:
+        return False
+    return row.workflow is None or not row.workflow.has_run
 
 
 def runs_at_most_once(row: Row) -> bool:
@@ -563,7 +788,11 @@ def change_waiting(row: Row, task: Task, body: bytes, now: int, *, due: bool) ->
     `task` is the same task, and `body` encodes it. Without an eta it is due now.
     """
     row.queue, row.priority, row.body = task.queue, task.priority, body
-    if due:
+    if due and row.workflow is not None and is_waiting(row):
+        # Its eta when it is released; nothing else makes it claimable.
+        eta = None if task.eta is None else to_micros(task.eta)
+        row.workflow = msgspec.structs.replace(row.workflow, eta=eta)
+    elif due:
         row.due = row.turn = now if task.eta is None else to_micros(task.eta)
         row.visible = 0 if task.eta is None else row.due
 

@@ -14,7 +14,7 @@ from omniq.gate_rules import gates_of
 from omniq.models import DeadLetter, StoredLetter, Task
 from omniq.serialization import Serializer
 from omniq.signing import DEAD_LETTER, TASK, SealedSerializer
-from omniq.storage.row_rules import Row, check_body
+from omniq.storage.row_rules import Row, check_body, is_part_of
 
 
 class RowSeals:
@@ -36,11 +36,12 @@ class RowSeals:
             and (row.expires is None or task.expires is not None)
             and not (has_gates and row.gates != gates_of(task))
             and (row.unique == task.unique or self._is_name_of(row.unique, task.unique))
+            and (task.workflow is None or is_part_of(row, task.workflow))
         ):
             return
         raise SerializationError(
-            f"task {row.id}: its record has another priority, limit, breaker, unique key, expiry or "
-            "maximum of crashes than was signed, so that it was changed in the storage; enqueue it again"
+            f"task {row.id}: its record has another priority, limit, breaker, unique key, expiry, "
+            "parent or maximum of crashes than was signed, so that it was changed in the storage; enqueue it again"
         )
 
     def is_early(self, row: Row, task: Task, now: int | None) -> bool:

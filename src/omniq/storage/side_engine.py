@@ -217,10 +217,6 @@ class SideEngine:
 
     # Retention
 
-    async def purge_results(self, before: int) -> int:
-        """Delete the records of tasks that finished before that instant; returns how many."""
-        return await self._purge(FinishedQuery(by="finished_at", before=before - 1, limit=_PURGED))
-
     async def purge_expired(self) -> int:
         """Delete the records whose `result_ttl` has passed; returns how many."""
 
@@ -240,15 +236,6 @@ class SideEngine:
             query = msgspec.structs.replace(query, after=ids[-1])
         return purged
 
-    @atomic
-    async def delete_task(self, section: Section, task_id: str) -> bool:
-        """Delete the record of a task that has ended; False when there is none."""
-        record = await section.record(task_id)
-        if record is None or record.finished is None:
-            return False
-        await section.write(Changes(deleted_finished=[task_id]))
-        return True
-
     # Dead letters
 
     async def retry_dead(self, task_id: str, edited: Row | None, *, from_start: bool) -> bool:
@@ -265,6 +252,10 @@ class SideEngine:
                 return False
             row = copy.copy(record.row)
             row_rules.retry_dead(row, section.now, edited=edited, from_start=from_start)
+            row_rules.put_back(row)
+            parent = await _live_parent(section, row)
+            if parent is not None:
+                row_rules.rejoin(parent, record.newest_row.status)
             if self._seals is not None:
                 self._seals.rename_unique_key(row)
             keys = await read_unique_keys(section, [row], self._seals)
@@ -280,6 +271,7 @@ class SideEngine:
             await section.write(
                 Changes(
                     inserted=[row],
+                    updated=[] if parent is None else [parent],
                     bound=self._max_pending,
                     documents=documents,
                     deleted_finished=[task_id] if record.finished is not None else (),
@@ -747,6 +739,16 @@ async def _attachment(
             row.attached = True
             changes.updated.append(row)
     return changes
+
+
+async def _live_parent(section: Section, row: Row) -> Row | None:
+    """The record that the row belongs to, if it has not ended."""
+    parent_id = None if row.workflow is None else row.workflow.parent
+    record = None if parent_id is None else await section.record(parent_id)
+    if record is None or not record.is_live:
+        return None
+    record.row.attached = True
+    return record.row
 
 
 async def _checkpoint_of(section: Section, task_id: str) -> bytes | None:

@@ -6,13 +6,14 @@ A step collects changes in memory and writes all of them at its end. The rules a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from omniq.clock import from_micros
 from omniq.models import TaskStatus
-from omniq.outcomes import Outcome, Released, Rescheduled
+from omniq.outcomes import Outcome, Released, Rescheduled, Suspended
 from omniq.storage import row_rules
 from omniq.storage.backend import ANY, Changes, DocumentChange, Ended, Record, Section
+from omniq.storage.ends import Ends
 from omniq.storage.gate_states import GateStates
 from omniq.storage.row_rules import Finish, Row, Settled
 from omniq.storage.row_seals import RowSeals
@@ -36,11 +37,14 @@ class Step:
         encode_finish: EncodeFinish,
         seals: RowSeals | None,
         pend_hook: PendHook,
+        note_work: Callable[[], None],
     ) -> None:
+        """`note_work` is called when the step leaves something to do to others."""
         self.section = section
         self.now = section.now
         self.changes = Changes()
         self.gates = GateStates(section)
+        self.ends = Ends(self, note_work)
         self.behind: list[Row] = []
         """Rows with a lower token than an outcome: they were enqueued again, or the store went back."""
         self._encode_finish = encode_finish
@@ -52,6 +56,7 @@ class Step:
         """The ids of rows of which only `parked` has changed."""
         self._ended: dict[str, Ended] = {}
         self._changed: set[str] = set()
+        self._has_claimed_workflow = False
 
     # Reading
 
@@ -71,6 +76,21 @@ class Step:
         """Use rows that are as the store has them, and read their gates."""
         self._live.update({row.id: row for row in rows})
         await self.gates.load(rows)
+
+    async def read(self, ids: Iterable[str]) -> dict[str, TaskStatus]:
+        """Read the rows of these tasks that were not read yet; returns how those ended that have ended."""
+        wanted = list(dict.fromkeys(ids))
+        unread = [each for each in wanted if each not in self._live and each not in self._ended]
+        found = await self.load(unread) if unread else {}
+        statuses = {
+            task_id: TaskStatus.FAILED if record.finished is None else record.newest_row.status
+            for task_id, record in found.items()
+            if not record.is_live
+        }
+        for task_id in wanted:
+            if task_id in self._ended:
+                statuses[task_id] = self._ended[task_id].row.status
+        return statuses
 
     def live(self, task_id: str) -> Row | None:
         """Return a row that was read and has not ended, or None."""
@@ -101,8 +121,23 @@ class Step:
                 self.behind.append(row)
             return row_rules.was_recorded(row, outcome)
         token = row.token
-        self.settle(row, token, row_rules.settle(row, outcome, self.now))
+        if row.workflow is not None:
+            # A wait that has ended at its deadline.
+            row_rules.end_wait(row)
+        settled = row_rules.settle(row, outcome, self.now)
+        self.settle(row, token, settled)
+        if isinstance(outcome, Suspended) and settled.finish is None:
+            self.suspend(row)
         return True
+
+    def suspend(self, row: Row) -> None:
+        """Have a row that is suspended wait for what it says."""
+        assert row.workflow is not None
+        row.attached = True
+        if row.workflow.on:
+            self.ends.begin_wait(row, row.workflow.on)
+        if not row_rules.is_waiting(row):
+            row_rules.release(row, self.now)
 
     def _was_recorded(self, outcome: Outcome, record: Record | None) -> bool:
         ended = self._ended.get(outcome.task_id)
@@ -117,6 +152,7 @@ class Step:
         Whether a run had begun is not known here, so a task that runs at most once ends.
         """
         token = row.token
+        row_rules.end_wait(row)
         is_running = row.status is TaskStatus.RUNNING and not row.cancel_requested
         if is_running and row_rules.runs_at_most_once(row):
             settled = Settled(
@@ -190,6 +226,8 @@ class Step:
         self._ended[row.id] = Ended(
             row_rules.finished_row(row, finish, encoded, self.now), finish.dead
         )
+        if row.workflow is not None:
+            self.ends.add(row)
 
     def _put(self, kind: str, key: str, data: bytes) -> None:
         self.changes.documents.append(DocumentChange(kind, key, ANY, data))
@@ -220,17 +258,28 @@ class Step:
                 # The claim is not all that has changed: an outcome of this step has released the row.
                 return
             del self._updated[row.id]
+        if row.workflow is not None:
+            # Others that end in this step may change it.
+            self._has_claimed_workflow = True
+            self._live[row.id] = row
         self.changes.claimed.append(row)
 
     async def commit(self) -> frozenset[str]:
         """Write all changes; returns the ids of claimed rows that others took first."""
+        await self.ends.apply()
         await self.offer()
+        if self._has_claimed_workflow:
+            # A row may have been claimed, and changed after that.
+            self.changes.claimed = [
+                row for row in self.changes.claimed if row.id not in self._updated
+            ]
         self.changes.updated = list(self._updated.values())
         self.changes.moved = self._moved
         if self._seals is not None:
             await self._seal_letters(self._seals)
         self.changes.ended = list(self._ended.values())
         self.changes.documents += self.gates.changes()
+        self.changes.documents += self.ends.changes()
         if self.changes.is_empty:
             return frozenset()
         return await self.section.write(self.changes)
@@ -244,6 +293,11 @@ class Step:
             assert each.letter is not None
             letter = seals.sealed_letter(each.row, body, each.letter)
             self._ended[task_id] = Ended(each.finished, letter)
+
+    @property
+    def ended_ids(self) -> list[str]:
+        """The ids of the rows that this step ends."""
+        return list(self._ended)
 
     @property
     def waiting(self) -> list[Row]:

@@ -177,6 +177,7 @@ class Tables:
                 (task_id in rows or task_id in dead or task_id in finished)
                 and self.record_of(task_id, now) is not None
                 and task_id not in changes.deleted_dead
+                and task_id not in changes.deleted_finished
             ):
                 raise Moved
         bound = changes.bound

@@ -18,6 +18,7 @@ from omniq.outcomes import Succeeded
 from omniq.running_task import CURRENT
 from omniq.serialization import Serializer, keeps_objects
 from omniq.tasks.checkpoint import Checkpoint, Cursor, Source
+from omniq.tasks.children import ChildTasks
 from omniq.tasks.control import Signal, Snooze
 from omniq.tasks.error_rules import FailedStep
 from omniq.tasks.steps import (
@@ -58,7 +59,7 @@ _MAX_WARNINGS = 100
 _current: ContextVar[TaskContext] = CURRENT
 
 
-class TaskContext(TaskEnqueuer, Generic[S]):
+class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
     """The running task. A function that declares it as its first parameter receives it.
 
     `TaskContext[State]` says to type checkers what the worker's lifespan yields, which is `state`.
@@ -66,16 +67,20 @@ class TaskContext(TaskEnqueuer, Generic[S]):
     The thread that runs the function may use it. `fencing_token` grows with every claim of the
     task: pass it to systems that can refuse writers with an older token.
 
-    `step`, `sleep`, `checkpoint` and `enqueue` are awaited in async tasks; in others they block.
+    `step`, `sleep`, `checkpoint`, `enqueue`, `call`, `map`, `wait` and `wait_for` are awaited in async tasks; in
+    others they block.
     """
 
     __slots__ = (
         "_checkpoint",
         "_enqueued",
         "_is_stopped",
+        "_names",
         "_services",
         "_sleeps",
         "_task",
+        "_undos",
+        "_unstored",
         "completed",
         "connection",
         "connection_lock",
@@ -90,6 +95,9 @@ class TaskContext(TaskEnqueuer, Generic[S]):
         self._services = services
         self._checkpoint: RunCheckpoint | None = None
         self._sleeps = 0
+        self._names: set[str] = set()
+        self._unstored: list[Task] = []
+        self._undos: list[tuple[str, Callable[..., Any], Any]] = []
         self.timeout = timeout
         self._is_stopped = False
         self.has_seen_stop = False
@@ -205,6 +213,17 @@ class TaskContext(TaskEnqueuer, Generic[S]):
         func: Callable[..., Coroutine[Any, Any, R]],
         /,
         *args: Any,
+        undo: Callable[[R], Any],
+        **kwargs: Any,
+    ) -> Coroutine[Any, Any, R]: ...
+
+    @overload
+    def step(
+        self,
+        name: str,
+        func: Callable[..., Coroutine[Any, Any, R]],
+        /,
+        *args: Any,
         critical: bool,
         **kwargs: Any,
     ) -> Coroutine[Any, Any, R | None]: ...
@@ -218,6 +237,17 @@ class TaskContext(TaskEnqueuer, Generic[S]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Coroutine[Any, Any, R]: ...
+
+    @overload
+    def step(
+        self,
+        name: str,
+        func: Callable[..., R],
+        /,
+        *args: Any,
+        undo: Callable[[R], Any],
+        **kwargs: Any,
+    ) -> R: ...
 
     @overload
     def step(
@@ -239,12 +269,23 @@ class TaskContext(TaskEnqueuer, Generic[S]):
         the exception becomes a warning of the result instead, None is returned, and a later run
         calls the step again.
 
+        `undo` is called with the result if the task fails for good later: the last step first, each once. It is
+        for tasks on the event loop and in threads.
+
         After a crash during a step, or before its result was stored, the step is called again: give
         external systems a key by which they recognise a repetition.
         """
         check_key("step name", name)
         critical = bool(kwargs.pop("critical", True))
-        return await_or_block(self._step(name, func, partial(func, *args, **kwargs), critical))
+        undo = kwargs.pop("undo", None)
+        call = partial(func, *args, **kwargs)
+        if undo is None:
+            return await_or_block(self._step(name, func, call, critical))
+        if self._services.loop is None:
+            raise InvalidTask(
+                "undo needs a task in the worker's own process: async, or in a thread"
+            )
+        return await_or_block(self._undoable_step(name, func, call, undo))
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -392,6 +433,27 @@ class TaskContext(TaskEnqueuer, Generic[S]):
         except SerializationError as error:
             raise _not_stored(name, error) from error
         return value
+
+    async def _undoable_step(
+        self, name: str, func: Callable[..., Any], call: Callable[[], Any], undo: Callable[..., Any]
+    ) -> Any:
+        value = await self._step(name, func, call, critical=True)
+        self._undos.append((name, undo, value))
+        return value
+
+    @property
+    def has_undos(self) -> bool:
+        """Whether steps of this run are to be undone if it fails for good."""
+        return bool(self._undos)
+
+    async def undo_steps(self) -> None:
+        """Undo the steps of a task that fails for good, the last one first; a failure is a warning.
+
+        Used by the worker, on its event loop.
+        """
+        while self._undos:
+            name, undo, value = self._undos.pop()
+            await self._step(f"undo {name}", undo, partial(undo, value), critical=False)
 
     async def _call_step(self, name: str, func: Callable[..., Any], call: Callable[[], Any]) -> Any:
         outer = PLACE.get()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime
+
 from omniq.durations import Duration, seconds_of
 
 _DISCARDED = "discarded by the task"
@@ -45,3 +48,15 @@ class Discard(Signal):
     def __init__(self, reason: str = _DISCARDED) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class Suspend(Signal):
+    """The task waits for the ends of other records. `ctx.wait` raises it."""
+
+    def __init__(
+        self, on: Sequence[str], *, enough: int | None = None, until: datetime | None = None
+    ) -> None:
+        super().__init__(f"waits for {len(on)} tasks")
+        self.on = tuple(on)
+        self.enough = enough
+        self.until = until

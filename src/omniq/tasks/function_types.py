@@ -67,9 +67,14 @@ class FunctionTypes:
         if not self.accepts(args, kwargs):
             raise InvalidTask(f"{self._name}: {self._shape.why_not(args, kwargs)}")
 
-    def dump(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        """Return the arguments as plain data. Raises `SerializationError` for one that does not fit."""
-        return self._named(lambda: self._arguments.dump(args, kwargs))
+    def dump(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, skip: type | None = None
+    ) -> _Call:
+        """Return the arguments as plain data. Raises `SerializationError` for one that does not fit.
+
+        Values of the type `skip` stay as they are.
+        """
+        return self._named(lambda: self._arguments.dump(args, kwargs, skip))
 
     def load(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         """Return the arguments as the annotations say. Raises `SerializationError`."""
@@ -143,8 +148,16 @@ class _Arguments:
         )
         self.has_types = any(converter is not None for converter in converters)
 
-    def dump(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-        return self._converted(args, kwargs, lambda each, value, name: each.dump(value, name))
+    def dump(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], skip: type | None = None
+    ) -> _Call:
+        if skip is None:
+            return self._converted(args, kwargs, lambda each, value, name: each.dump(value, name))
+        return self._converted(
+            args,
+            kwargs,
+            lambda each, value, name: value if isinstance(value, skip) else each.dump(value, name),
+        )
 
     def load(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         return self._converted(args, kwargs, load_value)

@@ -588,6 +588,18 @@ OPTIONS: Mapping[str, Option] = {
             help="Enqueue in the open transaction of this connection.",
         ),
         Option(
+            "after",
+            type="handles of tasks and flows, or ids",
+            faces=frozenset({"options"}),
+            help="Run the task when all of these have succeeded; if one does not, cancel it.",
+        ),
+        Option(
+            "after_any",
+            type="handles of tasks and flows, or ids",
+            faces=frozenset({"options"}),
+            help="Run the task when all of these have ended, in whatever way.",
+        ),
+        Option(
             "eta",
             type="datetime",
             faces=_CALL,

@@ -7,10 +7,11 @@ save. A `RunCheckpoint` belongs to one run and is used on the event loop of its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -49,6 +50,40 @@ Place = tuple[str, int]
 
 PLACE: ContextVar[Place | None] = ContextVar("omniq_place", default=None)
 """The step or the item of a cursor that runs here. A later run may leave out what is finished."""
+
+
+class FlowAccess(Protocol):
+    """What a running task does with the records of its workflow. Waits while the storage is unreachable."""
+
+    async def add_children(self, task: Task, children: Sequence[Task], nonce: str) -> None:
+        """Store tasks below the running one, once; `StaleClaim` when its claim has ended."""
+
+    async def add_event(self, event: Task) -> None:
+        """Store the record of an event that belongs to no task, unless there is one."""
+
+    async def missing_of(self, ids: Sequence[str]) -> list[str]:
+        """Return those that have no record."""
+
+    async def close_group(self, group_id: str) -> None:
+        """Say that a group gets no more members."""
+
+    async def results_of(self, ids: Sequence[str]) -> dict[str, TaskResult]:
+        """Return the final results of those that have ended."""
+
+    async def values_of(self, ids: Sequence[str]) -> dict[str, Any]:
+        """Return the values of those that have succeeded; that of a group is a list."""
+
+    async def flow_value(self, flow_id: str) -> Any:
+        """Return the result of a flow that has succeeded."""
+
+    async def failures_of(self, group_id: str, limit: int) -> list[TaskResult]:
+        """Return the results of members of a group that did not succeed, failures first."""
+
+    async def event_deadline(self, event_id: str) -> datetime | None:
+        """Return when an event expires."""
+
+    async def expire_event(self, event_id: str) -> None:
+        """End an event that was given no value in time."""
 
 
 class WorkerServices(Protocol):
@@ -104,6 +139,10 @@ class WorkerServices(Protocol):
         After the commit, `context.completed` holds the outcome. With `blocking`, the connection is
         for a thread that runs no event loop.
         """
+
+    @property
+    def flows(self) -> FlowAccess:
+        """The records that a running task adds and waits for."""
 
     async def load_checkpoint(self, task_id: str) -> bytes | None:
         """Return the task's newest checkpoint. Waits while the storage is unreachable."""

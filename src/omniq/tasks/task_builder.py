@@ -6,7 +6,7 @@ Of the settings, those of the queue come before those for all queues.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from omniq.clock import Clock
 from omniq.cron import next_run
 from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidTask
-from omniq.models import Limit, Task, check_id, check_instant, check_key
+from omniq.models import Limit, Task, TaskWorkflow, check_id, check_instant, check_key
 from omniq.serialization import MsgspecSerializer, keeps_objects
 from omniq.settings import Settings
 from omniq.tasks.function_types import FunctionTypes
@@ -44,6 +44,16 @@ class CallOptions:
     eta: datetime | None = None
     delay: float | None = None
     expires_at: datetime | None = None
+    workflow: TaskWorkflow | None = None
+
+
+class Standing:
+    """An argument in which results of other tasks stand: it is converted when they are there."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 _FunctionFacts = tuple[str, Mapping[str, Any], tuple[int | str, ...], FunctionTypes | None]
@@ -61,6 +71,8 @@ def call_options(
     eta: datetime | None = None,
     delay: Duration | None = None,
     expires: Duration | datetime | None = None,
+    after: Sequence[Any] | None = None,
+    after_any: Sequence[Any] | None = None,
     **shared: Any,
 ) -> CallOptions:
     """Check the options of a call. Raises `InvalidTask` for wrong ones."""
@@ -78,7 +90,28 @@ def call_options(
         eta=eta,
         delay=None if delay is None else seconds_of("delay", delay),
         expires_at=expires_at,
+        workflow=TaskWorkflow(after=_ids("after", after), after_any=_ids("after_any", after_any))
+        if after or after_any
+        else None,
     )
+
+
+def _ids(name: str, given: Any) -> tuple[str, ...]:
+    """The ids of tasks and flows that are given by their handles."""
+    if given is None:
+        return ()
+    found = [
+        each if isinstance(each, str) else getattr(each, "id", None) for each in _listed(given)
+    ]
+    for each in found:
+        if not isinstance(each, str):
+            raise InvalidTask(f"{name}: expected handles of tasks or flows, or ids")
+        check_id(each)
+    return tuple(each for each in found if each is not None)
+
+
+def _listed(given: Any) -> list[Any]:
+    return [given] if isinstance(given, str) or hasattr(given, "id") else list(given)
 
 
 def builder_for(storage: BaseStorage) -> TaskBuilder:
@@ -111,10 +144,13 @@ class TaskBuilder:
         kwargs: dict[str, Any],
         call: CallOptions = NO_OPTIONS,
         now: datetime | None = None,
+        *,
+        in_flow: bool = False,
     ) -> Task:
         """Return the task of this call. The storage checks it again before it stores it.
 
-        Calls that are enqueued together have the same creation time, `now`. Raises `InvalidTask` for
+        Calls that are enqueued together have the same creation time, `now`. With `in_flow`, the `unique` of
+        `@task` does not apply, and arguments may be `Standing`. Raises `InvalidTask` for
         arguments that the function does not accept.
         """
         path, given, secrets, types = self._look_up(func)
@@ -124,10 +160,10 @@ class TaskBuilder:
             if not types.accepts(args, kwargs):
                 types.check(args, kwargs)
             if types.converts_arguments and not self._keeps_objects:
-                args, kwargs = types.dump(args, kwargs)
+                args, kwargs = types.dump(args, kwargs, skip=Standing if in_flow else None)
         if call is not NO_OPTIONS:
             given = {**given, **call.options.given()}
-        elif not given and not secrets:
+        elif not (given or secrets or in_flow):
             return Task(
                 id=self._clock.new_id(),
                 func_path=path,
@@ -137,6 +173,8 @@ class TaskBuilder:
                 created_at=now,
             )
         given = {**given, "secrets": secrets}
+        if in_flow:
+            given.pop("unique", None)
         return self._with_options(path, (args, kwargs), passed, call, given, now)
 
     def call_options(self, options: Mapping[str, Any]) -> CallOptions:
@@ -216,6 +254,7 @@ class TaskBuilder:
             limits=_limits(path, passed, given),
             breakers=given.get("breaker", ()),
             task_type=given.get("task_type"),
+            workflow=call.workflow,
             metadata=dict(given.get("metadata", {})),
             secrets=given["secrets"],
             created_at=now,

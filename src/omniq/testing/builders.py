@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal, assert_never
 
-from omniq.models import Task, TaskError, TaskResult, TaskStatus
+from omniq.models import Task, TaskError, TaskResult, TaskStatus, TaskWorkflow
 from omniq.outcomes import (
     Cancelled,
     Failed,
@@ -48,6 +48,19 @@ def some_tasks(ids: Iterable[str], /, **fields: Any) -> list[Task]:
     ['a', 'b', 'c']
     """
     return [a_task(task_id, **fields) for task_id in ids]
+
+
+_OF_WORKFLOW = ("kind", "parent", "after", "after_any", "is_open", "stops")
+
+
+def a_member(task_id: str, /, **fields: Any) -> Task:
+    """A task that is part of a workflow; `fields` are those of the task and of its workflow.
+
+    >>> a_member("b", after=("a",), priority=3).workflow.after
+    ('a',)
+    """
+    part = {name: fields.pop(name) for name in _OF_WORKFLOW if name in fields}
+    return a_task(task_id, workflow=TaskWorkflow(**part), **fields)
 
 
 def a_result(task: Task, value: object = None, **fields: Any) -> TaskResult:

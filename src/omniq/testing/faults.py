@@ -46,6 +46,7 @@ Verb = Literal[
     "schedule",
     "queue",
     "requests",
+    "flow",
     "read",
 ]
 """The calls that can fail, in groups: `dead`, for example, is every call that changes dead letters."""
@@ -118,17 +119,12 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
         "note_version",
         "add_audit_entry",
     ),
+    "flow": ("advance", "complete", "close_group", "revive"),
     "read": (
         *("run_counts", "versions", "ended_workers", "audit_log"),
-        *("record", "page", "newest_result", "get_dead", "pending_hook", "pending_hooks"),
-        *(
-            "get_progress",
-            "progress_of",
-            "load_checkpoint",
-            "get_schedule",
-            "list_schedules",
-            "paused_queues",
-        ),
+        *("record", "records", "page", "newest_result", "get_dead", "pending_hook"),
+        *("pending_hooks", "get_progress", "progress_of", "load_checkpoint", "get_schedule"),
+        *("list_schedules", "paused_queues"),
         *("older_schedules", "older_checkpoints"),
         *("gates", "stats", "count_waiting", "count_newer", "workers", "held_by", "store_record"),
     ),

@@ -35,6 +35,7 @@ _PROGRESS_EVERY = 0.5
 _BREAKERS_EVERY = 1.0
 _WORKERS_EVERY = 5.0
 _HOOKS_EVERY = 15.0
+_FLOWS_EVERY = 1.0
 _ORPHANS_EVERY, _ORPHAN_AGE = 600.0, timedelta(days=1)
 _LONGEST_BACKOFF = 5.0
 
@@ -78,6 +79,7 @@ class Maintenance:
         """Repeat all activities, each at its interval."""
         await asyncio.gather(
             self._every(self._recover_every, self.recover),
+            self._every(max(self._recover_every, _FLOWS_EVERY), self.advance_flows),
             self._every(max(self._lease, _PURGE_EVERY), self.purge),
             self._every(_ORPHANS_EVERY, self.purge_orphans),
             self._every(_PROGRESS_EVERY, self.store_progress),
@@ -119,6 +121,11 @@ class Maintenance:
                 reason="crashed",
             )
         )
+
+    async def advance_flows(self) -> None:
+        """Do what the ends of records have left to do, and what of workflows is due."""
+        while await self._storage.advance_flows():
+            pass
 
     async def purge(self) -> None:
         """Delete finished tasks whose retention has ended."""

@@ -155,19 +155,20 @@ class PoolRuntime:
 
     async def until_empty(self) -> None:
         """Return when nothing that it can run is due and nothing runs, or when it has ended."""
-        assert self._claim_loop is not None
-        assert self._maintenance is not None
+        assert self._claim_loop is not None and self._maintenance is not None  # noqa: PT018
         self._is_draining = True
         # Else a worker that always ends soon would never run what a killed one held.
         await self._maintenance.recover()
         await self._schedule_loop.fire_due()
         await self._until_drained(self._claim_loop)
+        while self.running and await self._storage.advance_flows():
+            await self._until_drained(self._claim_loop)
         if self.running and await self._claim_loop.end_unknown():
             await self._until_drained(self._claim_loop)
 
     async def count_left(self) -> int:
         """How many tasks wait; reports which of their functions no live worker runs."""
-        assert self._claim_loop is not None
+        assert self._claim_loop
         return await self._claim_loop.count_left()
 
     async def _until_drained(self, claim_loop: ClaimLoop) -> None:

@@ -18,6 +18,7 @@ from omniq.outcomes import (
     Retried,
     Snoozed,
     Succeeded,
+    Suspended,
 )
 from omniq.storage.types import EnqueuedRow
 from omniq.worker.dead_hooks import DeadHooks
@@ -207,6 +208,11 @@ class StatsRecorder:
                 self._events.emit(events.TaskCancellation(**fields, reason=reason))
             case Snoozed(eta=eta, reason=reason):
                 self._events.emit(events.TaskSnoozed(**fields, until=eta, reason=reason))
+            case Suspended(on=on, until=until):
+                suspended = events.TaskSuspended(
+                    **fields, waits_for=on[:10], count=len(on), until=until
+                )
+                self._events.emit(suspended)
             case _:
                 self._events.emit(events.TaskReleased(**fields, reason=stop_reason))
 

@@ -29,6 +29,7 @@ from omniq.tasks.task_builder import TaskBuilder, builder_for
 from omniq.tasks.task_enqueuer import NewTasks
 from omniq.worker.executors.execution import Execution
 from omniq.worker.executors.thread_executor import ThreadExecutor
+from omniq.worker.flow_access import StoredFlows
 from omniq.worker.lifespan import LifespanState
 from omniq.worker.maintenance import Maintenance
 from omniq.worker.problems import ProblemReports
@@ -73,6 +74,7 @@ class TaskServices:
         self._execution = execution
         self._state = state
         self._wrappers: Sequence[EnqueueWrapper] = wrappers
+        self.flows = StoredFlows(storage, self._retrying)
         self.waiting = 0
         """How many calls wait for a storage that is unreachable."""
         self._builder: TaskBuilder | None = None

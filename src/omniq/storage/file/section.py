@@ -62,6 +62,8 @@ class FileSection(backend.Section):
         self._sources: dict[str, tuple[RowName, Row]] = {}
         self._letters: dict[str, tuple[int, int]] = {}
         """What tells the dead letters that were read from later ones of the same tasks: a letter's name does not."""
+        self._ends: dict[str, int] = {}
+        """When the tasks had ended whose records were read."""
         files.refresh()
 
     # Reading rows
@@ -71,6 +73,9 @@ class FileSection(backend.Section):
         for row in known:
             name, record = self._own_claims.claims.get(row.id, (None, None))
             if name is None or record is None or self._files.index.rows.get(row.id) != name:
+                continue
+            if record.attached:
+                # Others have stored a new record of it since it was claimed.
                 continue
             if (name.owner, name.token, name.marks) == (owner, row.token, ""):
                 self._sources[row.id] = name, record
@@ -89,6 +94,8 @@ class FileSection(backend.Section):
         ended, dead = self._finished.ended(task_id), self._finished.dead(task_id)
         is_kept = ended is not None and ended.expires_at > self.now
         finished = ended.finished_row if ended is not None and is_kept else None
+        if finished is not None:
+            self._ends[task_id] = finished.finished_at
         if dead is not None:
             self._letters[task_id] = _identity_of(dead)
             return Record(dead.row, finished, dead.letter)
@@ -231,10 +238,12 @@ class FileSection(backend.Section):
 
     async def write(self, changes: Changes) -> frozenset[str]:
         write = Write(self._files.disk.nonce())
-        revived = {row.id for row in changes.inserted} & set(changes.deleted_dead)
+        inserted = {row.id for row in changes.inserted}
+        revived = inserted & set(changes.deleted_dead)
+        restored = inserted & set(changes.deleted_finished) - revived
         planned, claims = write.changes, list[Change]()
         planned += self._changed_documents(changes.documents)
-        planned += self._inserted(changes, revived)
+        planned += self._inserted(changes, revived, restored)
         planned += [Change(DeadName(each).key, DeadName(each)) for each in revived]
         planned += map(self._updated, changes.updated)
         planned += map(self._ended, changes.ended)
@@ -248,11 +257,13 @@ class FileSection(backend.Section):
             (claims if each.is_claim and not row.gates else planned).append(each)
         # What is put back into its queue may end again, and have a new record, right after the commit.
         limits = dict.fromkeys(changes.deleted_finished, changes.finished_before)
-        for task_id in revived & limits.keys():
+        for task_id in (revived | restored) & limits.keys():
             ended = self._finished.ended(task_id)
             limits[task_id] = 0 if ended is None else ended.finished_at + 1
         if planned:
-            self._writes.commit(write, lambda task_id: self._is_occupied(task_id, revived))
+            self._writes.commit(
+                write, lambda task_id: self._is_occupied(task_id, revived, restored)
+            )
             for each in planned:
                 self._own(each)
         missed = self._claim(claims, has_written=bool(planned))
@@ -285,11 +296,15 @@ class FileSection(backend.Section):
         # What is added and deleted by the same changes was never there.
         return [each for each in planned.values() if (each.source, each.record) != (None, None)]
 
-    def _inserted(self, changes: Changes, revived: set[str]) -> Iterator[Change]:
+    def _inserted(
+        self, changes: Changes, revived: set[str], restored: set[str]
+    ) -> Iterator[Change]:
         bound, index = changes.bound, self._files.index
         if bound is not None and index.waiting_count + len(changes.inserted) > bound:
             ids = [row.id for row in changes.inserted]
-            if any(index.is_live(each) or self._is_occupied(each, revived) for each in ids):
+            if any(
+                index.is_live(each) or self._is_occupied(each, revived, restored) for each in ids
+            ):
                 # Perhaps a repeated call, which adds nothing: its ids decide.
                 raise Moved
             raise QueueFull(bound)
@@ -301,8 +316,8 @@ class FileSection(backend.Section):
                 row.turn = None
             yield Change(row.id, record=row)
 
-    def _is_occupied(self, task_id: str, revived: set[str]) -> bool:
-        """Whether a task that has ended has the id; another one than that whose dead letter was read."""
+    def _is_occupied(self, task_id: str, revived: set[str], restored: set[str]) -> bool:
+        """Whether a task that has ended has the id; another one than that whose letter or record was read."""
         if task_id in revived:
             dead = self._finished.dead(task_id)
             return dead is None or _identity_of(dead) != self._letters.get(task_id)
@@ -310,7 +325,8 @@ class FileSection(backend.Section):
             return False
         ended = self._finished.ended(task_id)
         if ended is not None and ended.expires_at > self.now:
-            return True
+            is_read = task_id in restored and self._ends.get(task_id) == ended.finished_at
+            return not is_read
         return self._finished.dead(task_id) is not None
 
     def _updated(self, row: Row) -> Change:

@@ -91,7 +91,9 @@ class Change(msgspec.Struct, gc=False):
     def place_in(self, content: str, write: str) -> None:
         """Name what becomes of a new record that the write has in that content."""
         if isinstance(self.record, Row):
-            self.target = names.name_of(self.record, content)
+            # A renewal reads it from the name.
+            marks = "c" if self.record.cancel_requested else ""
+            self.target = names.name_of(self.record, content, marks=marks)
         elif isinstance(self.record, Document):
             if names.document_key(self.record.kind, self.record.key) != self.key:
                 raise NotARecord(f"the document {self.record.kind} {self.record.key}")

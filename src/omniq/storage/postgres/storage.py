@@ -8,6 +8,7 @@ from typing import Unpack
 from omniq.errors import QueueFull
 from omniq.storage.backend import Moved, largest_value
 from omniq.storage.base import BaseStorage, StorageOptions
+from omniq.storage.flow_insertion import Under
 from omniq.storage.postgres import migrations
 from omniq.storage.postgres.backend import PostgresBackend
 from omniq.storage.postgres.connection import ReplyLost, Target
@@ -67,11 +68,13 @@ class PostgresStorage(BaseStorage):
         self._check_open()
         return await report(self._backend.reader)
 
-    async def _enqueue(self, rows: Iterator[Row]) -> list[str]:
+    async def _enqueue(self, rows: Iterator[Row], under: Under | None) -> list[str]:
         batch = LargeBatch(rows)
         first = batch.part(0)
         if len(first) < PART_SIZE:
-            return await super()._enqueue(iter(first))
+            return await super()._enqueue(iter(first), under)
+        if under is not None or any(row.workflow is not None for row in batch.all()):
+            return await self._engine.enqueue(batch.all(), under=under)
         schema, insertion, now = (
             self._target.schema,
             self._engine.free_insertion,

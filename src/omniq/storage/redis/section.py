@@ -292,7 +292,11 @@ class RedisSection(Section):
             # Without the id of its claim.
             before, is_start = encoding.place_of(self._known[row.id]).encode(), 1
         parts = (before, place, state, record, letter)
-        return (row.id, *map(raw, parts), failed_at, is_start, int(is_optional))
+        known: Any = 0
+        if row.workflow is not None and row.id in self._states:
+            # Others change it without changing its place.
+            known = raw(self._states[row.id])
+        return (row.id, *map(raw, parts), failed_at, is_start, int(is_optional), known)
 
 
 def document_change(change: DocumentChange) -> tuple[Any, ...]:

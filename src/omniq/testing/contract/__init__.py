@@ -51,7 +51,9 @@ from omniq.testing.contract.change import ChangeContract
 from omniq.testing.contract.checkpoints import CheckpointContract
 from omniq.testing.contract.claim import ClaimContract
 from omniq.testing.contract.dead_letters import DeadLetterContract
+from omniq.testing.contract.dependencies import DependencyContract
 from omniq.testing.contract.enqueue import EnqueueContract
+from omniq.testing.contract.groups import GroupContract
 from omniq.testing.contract.incarnation import IncarnationContract
 from omniq.testing.contract.lease import LeaseContract
 from omniq.testing.contract.lifecycle import LifecycleContract
@@ -64,6 +66,7 @@ from omniq.testing.contract.record import RecordContract
 from omniq.testing.contract.retention import RetentionContract
 from omniq.testing.contract.run_history import RunHistoryContract
 from omniq.testing.contract.schedules import ScheduleContract
+from omniq.testing.contract.suspension import SuspensionContract
 from omniq.testing.contract.transactions import TransactionContract, UserConnection
 from omniq.testing.contract.values import ValueContract
 from omniq.testing.contract.verbs import VerbContract
@@ -91,6 +94,9 @@ class StorageContract(
     ScheduleContract,
     RunHistoryContract,
     GateContract,
+    DependencyContract,
+    SuspensionContract,
+    GroupContract,
     WaitingContract,
     TransactionContract,
 ):
@@ -104,8 +110,10 @@ __all__ = [
     "ClaimContract",
     "ContractPart",
     "DeadLetterContract",
+    "DependencyContract",
     "EnqueueContract",
     "GateContract",
+    "GroupContract",
     "IncarnationContract",
     "LeaseContract",
     "LifecycleContract",
@@ -119,6 +127,7 @@ __all__ = [
     "RunHistoryContract",
     "ScheduleContract",
     "StorageContract",
+    "SuspensionContract",
     "TransactionContract",
     "UserConnection",
     "ValueContract",

@@ -13,7 +13,14 @@ from omniq.errors import DuplicateTask, InvalidTask, QueueFull, SerializationErr
 from omniq.models import Task, TaskStatus
 from omniq.outcomes import Succeeded
 from omniq.storage.base import BaseStorage
-from omniq.testing.builders import OutcomeKind, a_result, a_task, an_outcome, some_tasks
+from omniq.testing.builders import (
+    OutcomeKind,
+    a_member,
+    a_result,
+    a_task,
+    an_outcome,
+    some_tasks,
+)
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
@@ -117,6 +124,53 @@ class TransactionContract(ContractPart):
         assert await visible_state(storage) == before
         assert await user.notes() == []
         assert await storage.enqueue(a_task("a", unique="k")) == "a"
+
+    @promise("F20")
+    async def test_a_wait_that_is_enqueued_within_a_transaction_locks_nothing_of_workers(
+        self, storage: BaseStorage, open_another: OpenAnother, user: UserConnection
+    ) -> None:
+        other = await open_another()
+        await other.enqueue_many(some_tasks("ab"))
+        first, second = await other.reserve(2)
+        await user.begin()
+        flow = [
+            a_member("f", kind="group"),
+            a_member("f.x", parent="f", after=("a",)),
+            a_member("f.y", parent="f", after=("f.x", "b")),
+        ]
+        assert await storage.enqueue_within(user.connection, flow) == ["f", "f.x", "f.y"]
+        if storage.capabilities.name == "postgresql":
+            # A worker ends the source while the transaction is open; SQLite has one writer.
+            await other.record([Succeeded("a", first.token, a_result(first))])
+        await user.commit()
+        if storage.capabilities.name != "postgresql":
+            await other.record([Succeeded("a", first.token, a_result(first))])
+
+        assert await other.reserve(5) == []
+        while await other.advance_flows():
+            pass
+        (claimed,) = await other.reserve(5)
+        assert claimed.id == "f.x"
+        await other.record(
+            [
+                Succeeded("f.x", claimed.token, a_result(claimed)),
+                Succeeded("b", second.token, a_result(second)),
+            ]
+        )
+        assert ids(await other.reserve(5)) == ["f.y"]
+
+    @promise("F20")
+    async def test_a_flow_of_a_transaction_that_is_rolled_back_never_existed(
+        self, storage: BaseStorage, user: UserConnection
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        await user.begin()
+        waiting = a_member("b", after=("a",))
+        await storage.enqueue_within(user.connection, [waiting])
+        await user.roll_back()
+
+        assert not await storage.advance_flows()
+        assert await storage.get_task("b") is None
 
     @promise("N1")
     async def test_one_transaction_may_enqueue_repeatedly(

@@ -18,15 +18,25 @@ from omniq.clock import Clock
 from omniq.cron import next_run
 from omniq.errors import FunctionNotFound
 from omniq.models import ErrorCategory, PermanentError, Task, TaskError, TaskResult, TaskStatus
-from omniq.outcomes import Cancelled, Failed, Outcome, Released, Retried, Snoozed, Succeeded
+from omniq.outcomes import (
+    Cancelled,
+    Failed,
+    Outcome,
+    Released,
+    Retried,
+    Snoozed,
+    Succeeded,
+    Suspended,
+)
 from omniq.retry import ExponentialBackoff, ListedDelays, may_retry, next_delay
 from omniq.serialization import Serializer, keeps_objects
 from omniq.tasks.context import TaskContext
-from omniq.tasks.control import Discard, Retry, Signal, Snooze
+from omniq.tasks.control import Discard, Retry, Signal, Snooze, Suspend
 from omniq.tasks.error_rules import ErrorRules, explain, failed_step_of
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import FunctionCache
 from omniq.tasks.signature import Callee, as_raised, callee_of
+from omniq.worker.executors.flow_actions import do_action, with_results
 from omniq.worker.executors.process_executor import ProcessExecutor
 from omniq.worker.executors.process_protocol import Unserialisable
 from omniq.worker.executors.resource_calls import with_resources
@@ -145,7 +155,12 @@ class Execution:
         task = run.task
         run.context = task_context
         try:
-            value = await self._call(callee, task, task_context)
+            if task.workflow is None:
+                value = await self._call(callee, task, task_context)
+            else:
+                value = await self._call_node(callee, task, task_context)
+            if task_context.has_children:
+                await task_context.store_children()
         except BaseException as error:
             # The user's code may raise anything, and none of it may end the worker's loop.
             if isinstance(error, asyncio.CancelledError):
@@ -153,10 +168,15 @@ class Execution:
                 task_context.cancelled = True
             if run.stop_reason not in ("lease", "cancelled"):
                 await _save_checkpoint(task_context)
-            return self._failure(run, error, callee.rules)
+            outcome = self._failure(run, error, callee.rules)
+            if task_context.has_undos and isinstance(outcome, Failed) and run.stop_reason is None:
+                await task_context.undo_steps()
+            return outcome
         if run.stop_reason == "cancelled" or task_context.has_seen_stop:
             return self.failure_of(run)
-        # A child process has converted its result already.
+        # A child process has converted its result already, and an action has none of the function's.
+        if task.workflow is not None and task.workflow.action:
+            return self._success(task, value, task_context.warnings, None)
         types = None if callee.place == "process" else callee.types
         return self._success(task, value, task_context.warnings, types)
 
@@ -182,6 +202,16 @@ class Execution:
             return outcome
         assert isinstance(outcome, Failed)
         raise PermanentError(outcome.error.message, error_type=outcome.error.error_type)
+
+    async def _call_node(self, callee: Callee, task: Task, task_context: TaskContext) -> Any:
+        """Call the function of a task that is part of a workflow, or do what its `action` says."""
+        workflow = task.workflow
+        assert workflow is not None
+        if workflow.action:
+            return await do_action(workflow.action, task, task_context)
+        if workflow.refs:
+            task = await with_results(task, task_context)
+        return await self._call(callee, task, task_context)
 
     async def _call_function(self, callee: Callee, task: Task, task_context: TaskContext) -> Any:
         args = (task_context, *task.args) if callee.takes_context else task.args
@@ -313,6 +343,8 @@ class Execution:
         if isinstance(signal, Snooze):
             later = self._clock.now() + timedelta(seconds=signal.delay)
             return Snoozed(task.id, task.token, later, str(signal.reason)[:_MAX_REASON])
+        if isinstance(signal, Suspend):
+            return Suspended(task.id, task.token, signal.on, signal.enough, signal.until)
         if isinstance(signal, Discard):
             reason = TaskError.from_exception(signal).message
             return Cancelled(task.id, task.token, reason[:_MAX_REASON])

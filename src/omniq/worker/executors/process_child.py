@@ -52,6 +52,7 @@ from omniq.worker.executors.process_enqueue import (
     child_handle,
     decode_answer,
 )
+from omniq.worker.executors.process_flows import ChildFlows, FlowAnswer, FlowRequest
 from omniq.worker.executors.process_protocol import (
     HEADER,
     SLACK,
@@ -144,6 +145,7 @@ class ChildServices:
         self.serializer = codec
         self._max_message = settings.max_payload + SLACK // 2
         self._tasks = ChildTasks(self._ask_about, codec, self.clock)
+        self.flows = ChildFlows(self._ask_flow, codec)
         self.builder = TaskBuilder(settings, self.clock, keeps_objects=keeps_objects(codec))
 
     @property
@@ -165,11 +167,23 @@ class ChildServices:
     ) -> AsyncTaskHandle[Any] | TaskHandle[Any]:
         return child_handle(self._tasks, task_id, types, blocking=blocking)
 
-    def _ask_about(self, request: EnqueueRequest | TaskQuestion) -> Answer:
-        if isinstance(request, EnqueueRequest):
-            message = self._parent.ask(Reply(enqueue_request=request))
-        else:
-            message = self._parent.ask(Reply(question=request))
+    def _ask_flow(self, request: FlowRequest) -> FlowAnswer:
+        size = sum(map(len, request.tasks)) + _BYTES_HEADER * len(request.tasks)
+        if size > self._max_message:
+            raise InvalidTask(
+                f"{len(request.tasks)} children take {size:,} bytes, and {self._max_message:,} can be sent to "
+                "the worker in one message; pass smaller arguments"
+            )
+        return self._ask_about(request).flow or FlowAnswer()
+
+    def _ask_about(self, request: EnqueueRequest | TaskQuestion | FlowRequest) -> Answer:
+        match request:
+            case EnqueueRequest():
+                message = self._parent.ask(Reply(enqueue_request=request))
+            case TaskQuestion():
+                message = self._parent.ask(Reply(question=request))
+            case FlowRequest():
+                message = self._parent.ask(Reply(flow_request=request))
         answer = decode_answer(message)
         if answer.refusal is not None:
             raise answer.refusal.to_error()
@@ -299,7 +313,9 @@ def _call(callee: Callee, task: Task, task_context: TaskContext, lifetime: Child
         lifetime.enter()
         if callee.inject is not None:
             return lifetime.call(callee, args, task.kwargs, task_context)
-        return lifetime.wait_for(callee.func(*args, **task.kwargs))
+        value = lifetime.wait_for(callee.func(*args, **task.kwargs))
+        run_without_loop(task_context.store_children())
+        return value
     except BaseException:
         # Store how far the run came; the next one continues there.
         with suppress(Exception):

@@ -35,6 +35,7 @@ from omniq.tasks.context import TaskContext
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.steps import Place, has_event_loop, run_without_loop
 from omniq.tasks.task_enqueuer import NewTasks
+from omniq.worker.executors.process_flows import FlowAnswer, FlowRequest, answer_flow
 
 _T = TypeVar("_T")
 
@@ -111,13 +112,14 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The reply to an `EnqueueRequest` or a `TaskQuestion`."""
+    """The reply to an `EnqueueRequest`, a `TaskQuestion` or a `FlowRequest`."""
 
     ids: list[str] = []
     task: bytes | None = None
     result: bytes | None = None
     progress: Progress | None = None
     is_cancelled: bool = False
+    flow: FlowAnswer | None = None
     refusal: Refusal | None = None
 
 
@@ -135,9 +137,11 @@ class RunAnswers:
         self._codec = codec
         self._enqueued: set[str] = set()
 
-    async def answer(self, request: EnqueueRequest | TaskQuestion) -> Answer:
+    async def answer(self, request: EnqueueRequest | TaskQuestion | FlowRequest) -> Answer:
         """Return the answer; what the storage refuses is part of it."""
         try:
+            if isinstance(request, FlowRequest):
+                return Answer(flow=await answer_flow(self._context, self._codec, request))
             if isinstance(request, EnqueueRequest):
                 return await self._enqueue(request)
             return await self._answer(request)

@@ -189,7 +189,7 @@ class ProcessExecutor:
         if reply.checkpoint_request is not None:
             checkpoint = reply.checkpoint_request.checkpoint
             await child.send(encode_internal(await self._reply_to(checkpoint, task_context)))
-        asked = reply.enqueue_request or reply.question
+        asked = reply.enqueue_request or reply.question or reply.flow_request
         if asked is not None:
             await child.send(encode_internal(await answers.answer(asked)))
 

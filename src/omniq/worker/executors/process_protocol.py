@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -16,9 +17,10 @@ from omniq.serialization import (
     Serializer,
     internal_decoder,
 )
-from omniq.tasks.control import Discard, Retry, Signal, Snooze
+from omniq.tasks.control import Discard, Retry, Signal, Snooze, Suspend
 from omniq.tasks.error_rules import ErrorRules, path_of_rule, rule_at
 from omniq.worker.executors.process_enqueue import EnqueueRequest, TaskQuestion
+from omniq.worker.executors.process_flows import FlowRequest
 
 HEADER = struct.Struct(">I")
 """Precedes each message: its length."""
@@ -105,11 +107,14 @@ class RunRequest(msgspec.Struct, frozen=True):
 
 
 class SignalRecord(msgspec.Struct, frozen=True):
-    """A `Retry`, `Snooze` or `Discard` that the task raised, or a subclass of one."""
+    """A `Retry`, `Snooze`, `Discard` or `Suspend` that the task raised, or a subclass of one."""
 
     kind: str
     delay: float | None
     reason: str
+    on: tuple[str, ...] = ()
+    enough: int | None = None
+    until: datetime | None = None
 
     @classmethod
     def of(cls, raised: Signal) -> SignalRecord:
@@ -119,6 +124,8 @@ class SignalRecord(msgspec.Struct, frozen=True):
                 return cls("snooze", float(raised.delay), str(raised.reason)[:_MAX_REASON])
             case Discard():
                 return cls("discard", None, reason)
+            case Suspend():
+                return cls("suspend", None, reason, raised.on, raised.enough, raised.until)
             case _:
                 delay = getattr(raised, "delay", None)
                 return cls("retry", None if delay is None else float(delay), reason)
@@ -129,6 +136,8 @@ class SignalRecord(msgspec.Struct, frozen=True):
                 return Snooze(self.delay or 0, reason=self.reason)
             case "discard":
                 return Discard(self.reason)
+            case "suspend":
+                return Suspend(self.on, enough=self.enough, until=self.until)
             case _:
                 return Retry(self.reason, delay=self.delay)
 
@@ -169,6 +178,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checkpoint_request: CheckpointRequest | None = None
     enqueue_request: EnqueueRequest | None = None
     question: TaskQuestion | None = None
+    flow_request: FlowRequest | None = None
     result: bytes | None = None
     error: TaskError | None = None
     unserialisable: TaskError | None = None

@@ -4,7 +4,8 @@
 --           5 the paused queues as the claim has read them, or 0 if nothing is claimed;
 --           6 rows: { id, place as read, new place, state or '', record at its end or a new one or '', dead letter
 --           or '', its time of failure, whether only the start of its place is known, whether it is left out if others
---           have taken it }; the same place twice only checks the row;
+--           have taken it, its state as read or 0 if its place says all that others may change }; the same place
+--           twice only checks the row, and writes its state if there is one;
 --           7 documents (see lib/documents); 8 new rows (see lib/changes); 9 how many may wait, 0 for any;
 --           10 finished tasks and 11 dead letters to delete: { id, as read ('' for any) }; 12 only tasks that
 --           finished before this time, 0 for any; 13 groups of endings (see lib/endings)
@@ -41,7 +42,9 @@ local left_out, is_deleted, new_ids = {}, {}, {}
 for position, place in ipairs(get_all(KEYS.places, ids_of(rows))) do
   local row = rows[position]
   if row[8] == 1 and place and string.sub(place, 1, #row[2]) == row[2] then row[2] = place end
-  if place ~= row[2] then
+  local is_same = place == row[2]
+  if is_same and row[10] ~= 0 then is_same = (redis.call('HGET', KEYS.states, row[1]) or '') == row[10] end
+  if not is_same then
     if row[9] == 0 then return 'moved' end
     left_out[#left_out + 1] = row[1]
     row[3] = row[2]
@@ -95,8 +98,10 @@ if #inserted == 0 then redis.call('HDEL', KEYS.idle, '') end
 local ended_ids = {}
 for _, row in ipairs(rows) do
   local id, from, place, state, record, letter, failed_at = unpack(row)
-  if from ~= place and move_row(id, from, place, state, record, letter, failed_at) then
-    ended_ids[#ended_ids + 1] = id
+  if from ~= place then
+    if move_row(id, from, place, state, record, letter, failed_at) then ended_ids[#ended_ids + 1] = id end
+  elseif state ~= '' then
+    put(KEYS.states, id, state)
   end
 end
 for position, group in ipairs(groups) do
