@@ -344,3 +344,49 @@ async def test_the_message_of_an_action_is_shown_once(browser, shop):
 
     assert "paused" in first
     assert again == 0
+
+
+async def test_all_dead_letters_of_an_error_are_retried_with_two_clicks(browser, shop):
+    ids = await fail_some(shop, *(f"order {number}" for number in range(12)))
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/dead")
+        await page.click("text=Act…")
+        assert "12" in await page.inner_text("main .big")
+        await page.click("text=Retry all")
+        await page.wait_for_selector("main .status.success")
+        text = await page.inner_text("main")
+
+    assert "12 tasks retried" in text
+    assert {(await shop.get_task(each)).status for each in ids} == {TaskStatus.PENDING}
+
+
+async def test_selected_text_survives_a_refresh(browser, shop):
+    async with opened(browser, shop) as (page, address):
+        await shop.enqueue("shop.say", "x")
+        await page.goto(f"{address}/queues")
+        await page.wait_for_selector("#queues th a")
+        await page.evaluate(
+            "getSelection().selectAllChildren(document.querySelector('#queues th a'))"
+        )
+        for _ in range(5):
+            await shop.enqueue("shop.say", "y")
+        await page.wait_for_selector("#live-mark[title*='not updated']")
+        selected = await page.evaluate("String(getSelection())")
+        await page.evaluate("getSelection().removeAllRanges()")
+        await page.wait_for_selector("#queues td.num:text-is('6')")
+
+    assert selected == "default"
+
+
+async def test_a_result_appears_on_the_open_page_of_its_task(browser, shop):
+    shop_module = import_module("shop")
+    handle = await shop.enqueue(shop_module.say, "hello")
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/tasks/{handle.id}")
+        await page.wait_for_selector(".live[data-state=on]")
+        assert not await page.is_visible("#result")
+        async with shop.worker(concurrency=1):
+            await page.wait_for_selector("#result pre")
+        text = await page.inner_text("#result")
+
+    assert "Result" in text

@@ -30,7 +30,7 @@ _SAMPLED_RESULTS = 20
 _FAILURES = 5
 _MAX_RUNNING = 2_000
 _CHECK_EVERY = 5.0
-_NAMES_EVERY = 120.0
+_NAMES_EVERY = 30.0
 
 
 class QueueInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):

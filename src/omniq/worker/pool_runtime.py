@@ -322,9 +322,8 @@ class PoolRuntime:
             problems=self._problems,
         )
         self._stats.count_in(maintenance.history.for_modules(config.allow))
-        self._running = running = self._make_running_tasks(
-            parts, maintenance, functions, unknown, state
-        )
+        running = self._make_running_tasks(parts, maintenance, functions, unknown, state)
+        self._running = running
         self._claim_loop = claim_loop = self._make_claim_loop(running, unknown)
         parts.on_exit("retire", claim_loop.retire)
         self._start_heartbeat(parts, running, unknown, functions)
