@@ -19,7 +19,14 @@ from chaos.processes import LEASE, MANY_CRASHES, POLL, Fork, ProcessFactory
 from chaos.stores import BACKENDS, TRANSACTIONAL, Store
 from chaos.verdict import Verdict
 
-_LONGEST_LIFE = {"file": 0.5, "sqlite": 0.5, "redis": 0.7, "postgres": 1.0, "s3": 1.5}
+_LONGEST_LIFE = {
+    "file": 0.5,
+    "sqlite": 0.5,
+    "redis": 0.7,
+    "postgres": 1.0,
+    "nats": 1.0,
+    "s3": 1.5,
+}
 """Longest life of a victim in seconds: about as long to connect as to work."""
 
 _VICTIMS = 3
@@ -47,7 +54,9 @@ def failpoints_of(backend: str) -> tuple[str, ...]:
     """Return the names of all failpoints in the sources that a run on this backend can pass."""
     named = re.compile(r'\bhit\("([a-z_.]+)"\)')
     names = {name for path in SOURCES.rglob("*.py") for name in named.findall(path.read_text())}
-    others = {*BACKENDS, "log"} - {backend} - ({"log"} if backend == "s3" else set())
+    others = {*BACKENDS, "log"} - {backend}
+    if backend in ("nats", "s3"):
+        others.remove("log")
     if backend not in TRANSACTIONAL:
         others.add("transaction")
     return tuple(sorted(name for name in names if name.split(".")[0] not in others))

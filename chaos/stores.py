@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omniq.testing.s3_servers import SeaweedServer
-from omniq.testing.servers import PostgresServer, RedisServer, Server
+from omniq.testing.servers import NatsServer, PostgresServer, RedisServer, Server
 
-DEFAULT_BACKENDS = ("file", "sqlite", "postgres", "redis")
+DEFAULT_BACKENDS = ("file", "sqlite", "postgres", "redis", "nats")
 BACKENDS = (*DEFAULT_BACKENDS, "s3")
 """Of S3, with the lease of one second that all runs have, recoveries may take two leases: see `lease_watch`."""
 
@@ -52,6 +52,6 @@ def open_store(backend: str, folder: Path) -> Iterator[Store]:
                 yield Store(backend, server.url, server, lease_margin=2.0)
         case _:
             # Durable: acknowledged writes must survive a kill of the server.
-            kind = PostgresServer if backend == "postgres" else RedisServer
-            with kind(durable=True) as server:
+            kinds = {"postgres": PostgresServer, "redis": RedisServer, "nats": NatsServer}
+            with kinds[backend](durable=True) as server:
                 yield Store(backend, server.url, server)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from typing import overload
 
@@ -44,6 +45,21 @@ def seconds_of(
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     check_seconds(name, seconds, above_zero=above_zero, error=error)
     return None if seconds is None else float(seconds)
+
+
+_WRITTEN = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([smhdw]?)")
+
+
+def seconds_in(text: str) -> float:
+    """The seconds of a duration that is written as `90`, `5m` or `1.5h`.
+
+    >>> seconds_in("90"), seconds_in("5m")
+    (90.0, 300.0)
+    """
+    found = _WRITTEN.fullmatch(text.strip())
+    if found is None:
+        raise InvalidValue(f"{text}: expected seconds, or a duration such as 30s, 5m or 2h")
+    return float(found[1]) * UNIT_SECONDS[found[2] or "s"]
 
 
 def instant_before(

@@ -49,8 +49,6 @@ class GateState(msgspec.Struct, omit_defaults=True, gc=False):
     `parks` counts the steps that have parked tasks: a step that has not seen those tasks fails by it.
     """
 
-    holders: list[tuple[str, int]] = []
-    starts: list[int] = []
     breaker: BreakerState = BreakerState.CLOSED
     failures: int = 0
     opened_at: int = 0
@@ -58,6 +56,9 @@ class GateState(msgspec.Struct, omit_defaults=True, gc=False):
     wake_at: int = 0
     has_parked: bool = False
     parks: int = 0
+    # Last, so that a function of PostgreSQL finds its end.
+    starts: list[int] = []
+    holders: list[tuple[str, int]] = []
 
 
 def gates_of(task: Task) -> tuple[Gate, ...]:

@@ -38,7 +38,7 @@ _MAX_NAME = 100
 _OPTION_END = re.compile(
     r"&(?=(?:host|port|user|username|db|dbname|database|ssl\w{0,20}|client_name|application_name"
     r"|target_session_attrs|durability|lease|max_pending|result_ttl|schema|prefix|poll_only"
-    r"|pool_size)=)"
+    r"|pool_size|replicas|monitor|tls|tls_\w{0,10}|creds|nkey|token)=)"
 )
 """Where the value of an option of a URL ends: an unquoted & alone may be part of a password."""
 
@@ -49,7 +49,7 @@ _NAME_BEFORE = re.compile(r"[\w.\- %]+\Z")
 _URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]{1,30}:(?://)?")
 _LOCAL = ("file", "sqlite", "memory", "unix")
 _URL_IN_TEXT = re.compile(
-    r"(?:postgres|redis|valkey|mysql|mariadb|mongodb|amqp|https?|ftp)\w{0,10}:|:(?=//)",
+    r"(?:postgres|redis|valkey|nats|mysql|mariadb|mongodb|amqp|https?|ftp)\w{0,10}:|:(?=//)",
     re.IGNORECASE,
 )
 

@@ -474,7 +474,8 @@ class WorkerInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_def
 
     `paused`: an operator has paused it, and it claims no tasks. `stopping`: it was stopped, claims no
     tasks and ends when its running tasks have ended. `runnable`: the functions that it can run; None for
-    all.
+    all. `succeeded`, `failed` and `retried` count its runs since it started. `late`: it is `stalled` because
+    no heartbeat came, so that its process may be dead.
     """
 
     id: str
@@ -489,10 +490,45 @@ class WorkerInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_def
     paused: bool = False
     stopping: bool = False
     runnable: Runnable | None = None
+    succeeded: int = 0
+    failed: int = 0
+    retried: int = 0
+    late: bool = False
 
     def can_run(self, func_path: str) -> bool:
         """Whether it has the function, as far as it has reported that."""
         return self.runnable is None or self.runnable.accepts(func_path)
+
+
+class EndedWorker(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that has ended, as it last was. `why` is empty if it was stopped; `tasks`: how many it still held."""
+
+    worker: WorkerInfo
+    ended_at: datetime
+    why: str = ""
+    tasks: int = 0
+
+
+class AuditEntry(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator has changed, or tried to change: never with arguments."""
+
+    at: datetime
+    action: str
+    subject: str
+    outcome: str
+    by: str
+    client: str = ""
+
+
+class Version(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
+    """A version of the application's tasks and of omniq, and when a worker first started with it.
+
+    `code` is the setting `app_version`, or else a digest of the modules that have the tasks.
+    """
+
+    code: str
+    omniq: str
+    started_at: datetime
 
 
 class Pong(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,6 +15,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.file import FileStorage
 from omniq.storage.log import LogStorage
 from omniq.storage.memory import MemoryStorage
+from omniq.storage.nats import NatsStorage
 from omniq.storage.postgres import PostgresStorage
 from omniq.storage.redis import RedisStorage
 from omniq.storage.s3 import S3Storage
@@ -29,6 +30,7 @@ BACKENDS = {
     "redis": RedisStorage,
     "log": LogStorage,
     "s3": S3Storage,
+    "nats": NatsStorage,
 }
 
 # Public methods beyond the contract, with the reason. No caller that enqueues or runs tasks needs them.
@@ -92,6 +94,13 @@ ONE_BACKEND = {
         "replica": "the state in the process, and how far it has followed the log",
         "turns": "processes that compete for the end of a log take turns",
         "undoable_tables": "a decision is undone when another process commits first",
+    },
+    "nats": {
+        "api_errors": "the error codes of JetStream, and what to do about them",
+        "replies": "what the host answers to a call",
+        "calls": "each call of the port as a value that travels to the host",
+        "host": "one process runs the calls of all others",
+        "stream_log": "a log whose commits and snapshots are messages of two streams",
     },
     "redis": {
         "scripts": "composes the Lua scripts and runs them",

@@ -23,12 +23,12 @@ LAYERS = """
 _version _deprecation errors clock _event_loop _futures _process_id _backoff places masking escaping
 retry
 cron settings events failpoints signing _portal to_json running_task import_guard
-_blocking models log metrics
+_blocking models log metrics run_counts
 outcomes serialization durations gate_rules
 tasks circuit_breaker
 storage.* omniq
 storage.memory storage.file storage.sqlite storage.postgres storage.redis storage.log
-storage.s3
+storage.nats storage.s3
 storage.urls operations
 storage scheduling
 worker
@@ -51,6 +51,7 @@ DRIVERS = (
     "cryptography",
     "hiredis",
     "obstore",
+    "nats",
     "psycopg",
     "redis",
     "sqlite3",

@@ -33,7 +33,7 @@ async def served(queue: AsyncTaskQueue, access: Access | None = None) -> AsyncIt
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", app
     finally:
-        await app.state.dashboard.sampler.close()
+        await app.state.dashboard.close()
         server.should_exit = True
         await serving
         listener.close()
@@ -57,7 +57,7 @@ async def dashboard_client(
         try:
             yield client
         finally:
-            await app.state.dashboard.sampler.close()
+            await app.state.dashboard.close()
 
 
 def bearer(secret: str = SECRET) -> dict[str, str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
-from omniq.models import TaskStatus
+from omniq.models import TaskError, TaskStatus
+from omniq.outcomes import Failed
 from tests.browser.served import VIEWER, bearer, sign_in
 
 
@@ -125,18 +127,120 @@ async def test_an_edited_retry_keeps_redacted_values(queue, client, dead):
     assert task.kwargs == {"password": "hush", "nested": {"token": "t", "n": 1}, "extra": 1}
 
 
-async def test_a_group_of_dead_letters_is_retried_together(queue, client, dead):
-    chosen = {await dead("a"), await dead("b")}
-    other = await dead(func="shop.refresh_prices")
-    groups = (await get(client, "/api/dead/groups"))["groups"]
-    largest = groups[0]
-    answer = await act(
-        client, "dead/retry", function=largest["func_path"], reason=largest["reason"]
-    )
+async def finished_job(client):
+    """The newest job, when it has ended."""
+    while True:
+        job = (await get(client, "/api/jobs"))["jobs"][0]
+        if job["state"] != "running":
+            return job
+        await asyncio.sleep(0.01)
 
-    assert [group["count"] for group in groups] == [2, 1]
-    assert answer.json()["done"] == len(chosen)
+
+async def test_a_group_of_dead_letters_is_retried_together(queue, client, dead):
+    chosen = {await dead("a", error="order 17 is gone"), await dead("b", error="order 4 is gone")}
+    other = await dead(func="shop.refresh_prices", error="no such region")
+    groups = (await get(client, "/api/dead/groups"))["groups"]
+    largest = max(groups, key=lambda group: group["count"])
+    answer = await act(client, "dead/retry", group=largest["id"])
+    job = await finished_job(client)
+
+    assert sorted(group["count"] for group in groups) == [1, 2]
+    assert largest["message"] == "order … is gone"
+    assert answer.json()["path"] == f"/jobs/{job['id']}"
+    assert (job["state"], job["done"]) == ("done", len(chosen))
     assert [letter.task_id for letter in await queue.dead.list()] == [other]
+
+
+async def test_dead_letters_are_listed_by_their_last_failure_with_the_newest_first(
+    queue, client, dead
+):
+    ids = [await dead(str(number), error=f"number {number}") for number in range(5)]
+    first = await get(client, "/api/dead", limit=2)
+    second = await get(client, "/api/dead", limit=2, after=first["after"])
+    third = await get(client, "/api/dead", limit=2, after=second["after"])
+    found = [letter["task_id"] for page in (first, second, third) for letter in page["dead"]]
+
+    assert found == list(reversed(ids))
+    assert third["after"] is None
+
+
+async def test_all_tasks_that_match_a_search_are_cancelled_and_no_others(queue, client):
+    chosen = [await queue.options(queue="mail").enqueue("shop.say", n) for n in range(30)]
+    other = await queue.enqueue("shop.say", "x")
+    refused = await act(client, "bulk/cancel")
+    await act(client, "bulk/cancel", q="queue:mail")
+    job = await finished_job(client)
+
+    assert refused.status_code == 400
+    assert (job["done"], job["refused"]) == (30, 0)
+    assert {(await queue.get_task(each.id)).status for each in chosen} == {TaskStatus.CANCELLED}
+    assert (await queue.get_task(other.id)).status is TaskStatus.PENDING
+
+
+async def test_a_waiting_task_can_be_changed_run_now_and_enqueued_again(queue, client):
+    handle = await queue.options(delay=3600).enqueue("shop.say", "x")
+    changed = await act(client, "tasks/change", id=handle.id, priority=7, new_queue="mail")
+    moved = await queue.get_task(handle.id)
+    due = await act(client, "tasks/run-now", ids=[handle.id])
+    (task,) = await queue.storage.reserve(1)
+    await queue.storage.record([Failed(task.id, task.token, TaskError("boom"))])
+    again = await act(client, "tasks/run-again", ids=[handle.id])
+    unknown = await act(client, "tasks/run-again", ids=["nothing"])
+    (copy,) = [each for each in await queue.list_tasks() if each.id != handle.id]
+
+    assert [each.status_code for each in (changed, due, again, unknown)] == [200] * 4
+    assert (moved.priority, moved.queue) == (7, "mail")
+    assert unknown.json()["done"] == 0
+    assert (copy.args, copy.queue, copy.priority) == (("x",), "mail", 7)
+    assert (copy.status, copy.attempts) == (TaskStatus.PENDING, 0)
+
+
+async def test_tasks_and_schedules_can_be_made_and_deleted(queue, client):
+    made = await act(client, "tasks/enqueue", function="shop.say", args=["x"], queue="mail")
+    put = await act(client, "schedules/put", id="nightly", function="shop.say", cron="0 3 * * *")
+    both = await act(
+        client, "schedules/put", id="odd", function="shop.say", cron="0 3 * * *", interval="5m"
+    )
+    wrong = await act(client, "schedules/put", id="odd", function="shop.say", cron="0 3 * *")
+    schedule = await queue.schedules.get("nightly")
+    deleted = await act(client, "schedules/delete", id="nightly")
+    missing = await act(client, "schedules/delete", id="nightly")
+
+    assert [each.status_code for each in (made, put, deleted)] == [200] * 3
+    assert [each.status_code for each in (both, wrong, missing)] == [400, 400, 404]
+    assert schedule.cron == "0 3 * * *"
+    assert [task.queue for task in await queue.list_tasks()] == ["mail"]
+    assert await queue.schedules.list() == []
+
+
+async def test_an_edited_schedule_keeps_redacted_values(queue, client):
+    await queue.schedules.add("s", "shop.say", kwargs={"password": "hush", "n": 1}, interval=60)
+    page = (await client.get("/schedules/s/edit", headers=bearer())).text
+    put = await act(
+        client,
+        "schedules/put",
+        id="s",
+        function="shop.say",
+        interval="5m",
+        kwargs={"password": "[redacted]", "n": 2},
+    )
+    schedule = await queue.schedules.get("s")
+
+    assert "hush" not in page
+    assert put.status_code == 200
+    assert schedule.task.kwargs == {"password": "hush", "n": 2}
+    assert schedule.interval == 300
+
+
+async def test_what_operators_do_is_stored_and_shown(queue, client):
+    await act(client, "queues/pause", queue="mail")
+    await act(client, "queues/pause", queue="not a name")
+    entries = (await get(client, "/api/audit"))["entries"]
+    page = (await client.get("/audit", headers=bearer())).text
+
+    assert [(each["action"], each["subject"]) for each in entries][1] == ("queues/pause", "mail")
+    assert entries[0]["outcome"].startswith("refused")
+    assert "queues/pause" in page
 
 
 async def test_a_purge_needs_the_name_twice_and_cancels_waiting_tasks(queue, client):

@@ -24,7 +24,27 @@ pytestmark = [
     pytest.mark.timeout(120),
 ]
 
-PAGES = ("/", "/tasks", "/dead", "/workers", "/schedules", "/queues", "/storage", "/api")
+PAGES = (
+    "/",
+    "/?range=24h",
+    "/tasks",
+    "/tasks?q=queue:mail",
+    "/tasks/new",
+    "/tasks/matching?q=queue:mail",
+    "/dead",
+    "/workers",
+    "/schedules",
+    "/schedules/new",
+    "/queues",
+    "/queues/mail",
+    "/functions",
+    "/functions/shop.send_receipt?range=6h",
+    "/limits",
+    "/audit",
+    "/jobs",
+    "/storage",
+    "/api",
+)
 CHECKS = (Path(__file__).parent / "accessibility.js").read_text(encoding="utf-8")
 
 

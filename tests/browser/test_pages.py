@@ -15,7 +15,25 @@ from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
 from tests.browser.served import bearer, dashboard_client, sign_in
 
-PAGES = ("/", "/tasks", "/dead", "/workers", "/schedules", "/queues", "/storage", "/api")
+PAGES = (
+    "/",
+    "/?range=24h",
+    "/tasks",
+    "/tasks?q=queue:mail",
+    "/tasks/new",
+    "/tasks/matching?q=queue:mail",
+    "/dead",
+    "/workers",
+    "/schedules",
+    "/schedules/new",
+    "/queues",
+    "/functions",
+    "/limits",
+    "/audit",
+    "/jobs",
+    "/storage",
+    "/api",
+)
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from omniq.operations.overview import Overview
+from omniq.run_counts import FunctionCounts, PeriodCounts, RunCounts
 from tests.cli.terminal import TIMEOUT, Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -102,3 +103,24 @@ def test_watch_with_json_prints_one_line_per_refresh(queue, url, folder):
 
     assert first["rates"] is None
     assert second["rates"]["enqueued"] == 0
+
+
+def test_a_range_shows_how_runs_ended(omniq, queue):
+    line = FunctionCounts("shop.say", "mail", RunCounts(succeeded=8, retried=2, run=[0, 0, 10]))
+    start = int(queue.storage.clock.now().timestamp()) // 60 * 60 - 120
+    minute = PeriodCounts(start, RunCounts(succeeded=8, retried=2, run=[0, 0, 10]), [line])
+    queue._portal.run(queue.storage.add_run_counts([minute]))
+    shown = omniq("stats", "--range", "1h").out
+    of_queue = omniq("stats", "--range", "24h", "--queue", "mail", "--json").json
+    of_another = omniq("stats", "--range", "24h", "--queue", "web", "--json").json
+
+    assert "8 succeeded" in shown
+    assert "shop.say" in shown
+    assert of_queue["total"]["retried"] == 2
+    assert of_queue["functions"]["shop.say"]["runs"] == 10
+    assert of_another["total"]["runs"] == 0
+
+
+def test_a_wrong_range_is_an_error_that_names_the_right_ones(omniq, queue):
+    assert "15m, 1h, 6h" in omniq("stats", "--range", "2y").err
+    assert "need --range" in omniq("stats", "--queue", "mail").err

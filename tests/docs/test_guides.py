@@ -29,6 +29,8 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path, request) -> None
     environment = {}
     if "DATABASE_URL" in page.read_text(encoding="utf-8"):
         environment["DATABASE_URL"] = request.getfixturevalue("postgres_url")
+    if "NATS_URL" in page.read_text(encoding="utf-8"):
+        environment["NATS_URL"] = request.getfixturevalue("nats_url")
     if "TASKS_URL" in page.read_text(encoding="utf-8"):
         environment["TASKS_URL"] = request.getfixturevalue("s3_url")
     scripts = blocks.write(page, tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "internals.md").read_text(encoding="utf-8")
-BACKENDS = ("memory", "file", "sqlite", "postgres", "redis", "s3")
+BACKENDS = ("memory", "file", "sqlite", "postgres", "redis", "nats", "s3")
 
 PATHS = sorted(set(re.findall(r"[\w/<>]*\w/(?=`)|[\w/<>]*\w\.py", PAGE)))
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from omniq._portal import Portal
+from omniq.storage import open_storage
+
 SHARED = [
     name
-    for name in ("sqlite", "file", "postgres", "redis")
+    for name in ("sqlite", "file", "postgres", "redis", "nats")
     if importlib.util.find_spec(f"omniq.storage.{name}") is not None
 ]
 
@@ -21,5 +24,13 @@ def url_of(backend: str, folder: Path, request: pytest.FixtureRequest) -> str:
             return f"sqlite:///{folder}/store.db?durability=os"
         case "file":
             return f"file://{folder}/store?durability=os"
+        case "nats":
+            # A host of its own, so that the processes of a test have equal ways to the store.
+            url = str(request.getfixturevalue("nats_url"))
+            portal, host = Portal(), open_storage(f"{url}?host=only")
+            portal.run(host.open())
+            request.addfinalizer(portal.close)
+            request.addfinalizer(lambda: portal.run(host.close()))
+            return f"{url}?host=never"
         case _:
             return str(request.getfixturevalue(f"{backend}_url"))

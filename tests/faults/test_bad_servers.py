@@ -20,12 +20,12 @@ from omniq.errors import StorageError
 from omniq.storage import open_storage
 from omniq.testing.builders import a_task
 from omniq.testing.fault_proxy import FaultProxy
-from omniq.testing.servers import PostgresServer, RedisServer, Server
+from omniq.testing.servers import NatsServer, PostgresServer, RedisServer, Server
 from tests.security.conftest import raw_store_of
 from tests.security.raw_stores import RawPostgresStore
 
 
-@pytest.fixture(params=[RedisServer, PostgresServer], ids=["redis", "postgres"])
+@pytest.fixture(params=[RedisServer, PostgresServer, NatsServer], ids=["redis", "postgres", "nats"])
 def own_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A dedicated server, which a test may pause."""
     with request.param() as server:
@@ -118,7 +118,14 @@ GARBAGE = [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64, b"$9999999999\r\n", 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F37")
-@pytest.mark.parametrize("url", ["redis://:pw@127.0.0.1:{}/0", "postgresql://u:pw@127.0.0.1:{}/db"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:pw@127.0.0.1:{}/0",
+        "postgresql://u:pw@127.0.0.1:{}/db",
+        "nats://u:pw@127.0.0.1:{}/s",
+    ],
+)
 @pytest.mark.parametrize("answer", GARBAGE, ids=range(len(GARBAGE)))
 async def test_a_server_that_answers_with_garbage_raises_a_typed_error(url, answer):
     babbler = GarbageServer(answer)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from omniq.testing.server_programs import ServerMissing
-from omniq.testing.servers import PostgresServer, RedisServer, Server
+from omniq.testing.servers import NatsServer, PostgresServer, RedisServer, Server
 from tests.acceptance.command import WorkerCommand
 
 collect_ignore = ["wrong_clock"]
@@ -19,9 +19,10 @@ collect_ignore = ["wrong_clock"]
 ROOT = Path(__file__).parents[2]
 TASKS = "tests.fleet.fleet_tasks"
 
-_ALL: dict[str, type[PostgresServer | RedisServer]] = {
+_ALL: dict[str, type[PostgresServer | RedisServer | NatsServer]] = {
     "postgres": PostgresServer,
     "redis": RedisServer,
+    "nats": NatsServer,
 }
 KINDS = {
     name: kind
@@ -55,8 +56,7 @@ def start_server(request: pytest.FixtureRequest) -> Iterator[StartServer]:
 @pytest.fixture(params=KINDS)
 def place_on_server(request: pytest.FixtureRequest) -> str:
     """The URL of a store on a server that all tests share."""
-    fixture = "postgres_url" if request.param == "postgres" else "redis_url"
-    url: str = request.getfixturevalue(fixture)
+    url: str = request.getfixturevalue(f"{request.param}_url")
     return url
 
 

@@ -214,7 +214,8 @@ async def sweep(store: StoreUnderCuts) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.deep_on("nats")
+@pytest.mark.timeout(240)
 @pytest.mark.fault("F03", "F36")
 async def test_a_connection_cut_at_any_message_neither_loses_nor_duplicates_a_task(store):
     await sweep(store)

@@ -12,6 +12,7 @@ from omniq.operations.newest import newest_dead, newest_tasks
 from omniq.operations.overview import Monitor, queue_summaries
 from omniq.operations.task_detail import task_detail
 from omniq.outcomes import Failed, Retried, Succeeded
+from omniq.run_counts import FunctionCounts, PeriodCounts, RunCounts
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.to_json import plain
 
@@ -26,25 +27,52 @@ async def test_rates_need_two_samples(storage, worker, clock):
     clock.advance(2)
     ends = [Succeeded(task.id, task.token, a_result(task)) for task in claimed[:2]]
     await other.record([*ends, Failed(claimed[2].id, claimed[2].token, an_error())])
+    await other.renew(concurrency=4, runs=(2, 1, 5))
     rates = (await monitor.overview()).rates
 
     assert rates is not None
-    assert (rates.enqueued, rates.finished, rates.failed) == (2.0, 1.5, 0.5)
+    assert (rates.enqueued, rates.finished, rates.failed, rates.retried) == (2.0, 1.5, 0.5, 2.5)
 
 
-async def test_a_purge_does_not_make_rates_negative(storage, worker, clock):
-    other = await worker()
-    await storage.enqueue(a_task("a"))
-    (task,) = await other.reserve(1)
-    await other.record([Succeeded("a", task.token, a_result(task))])
+async def test_rates_stay_right_when_as_many_results_expire_as_are_stored(storage, worker, clock):
+    other = await worker(concurrency=1)
+    monitor, rates = Monitor(storage), []
+    for second in range(20):
+        await storage.enqueue(a_task(f"t{second:02}", result_ttl=3))
+        (task,) = await other.reserve(1)
+        await other.record([Succeeded(task.id, task.token, a_result(task))])
+        await other.renew(concurrency=1, runs=(second + 1, 0, 0))
+        rates.append((await monitor.overview()).rates)
+        clock.advance(1)
+
+    assert rates[0] is None
+    assert [round(rate.finished, 3) for rate in rates[1:] if rate] == [1.0] * 19
+    assert [round(rate.enqueued, 3) for rate in rates[1:] if rate] == [1.0] * 19
+
+
+async def test_a_worker_without_heartbeats_has_no_rate(storage, worker, clock):
+    other = await worker(concurrency=1, lease=1000)
     monitor = Monitor(storage)
     await monitor.overview()
-    clock.advance(1)
-    await storage.purge_results(clock.now())
-    rates = (await monitor.overview()).rates
+    clock.advance(2)
+    await other.renew(concurrency=1, lease=1000, runs=(10, 0, 0))
+    assert (await monitor.overview()).rates.finished == 5.0
 
-    assert rates is not None
-    assert (rates.enqueued, rates.finished) == (0, 0)
+    clock.advance(100)
+    overview = await monitor.overview()
+    assert [(each.stalled, each.late) for each in overview.workers] == [(True, True)]
+    assert overview.rates.finished == 0.0
+
+
+async def test_a_queue_without_tasks_stays_listed(storage, worker, clock):
+    other = await worker(concurrency=1)
+    line = FunctionCounts("shop.say", "mail", RunCounts(succeeded=1))
+    start = int(clock.now().timestamp()) // 60 * 60
+    await other.add_run_counts([PeriodCounts(start, RunCounts(succeeded=1), [line])])
+    clock.advance(86_400)
+
+    assert [each.name for each in await queue_summaries(storage)] == ["mail"]
+    assert [each.name for each in (await Monitor(storage).overview()).queues] == ["mail"]
 
 
 async def test_functions_that_no_live_worker_can_run_are_found(storage, worker, clock):

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from functools import partial
 from uuid import uuid4
 
+import nats
 import pytest
 from redis.asyncio import Redis
 
 from omniq.settings import Settings
-from omniq.storage.base import BaseStorage
+from omniq.storage.base import BaseStorage, StorageOptions
+from omniq.storage.nats import NatsStorage
 from omniq.storage.redis import RedisStorage
 from omniq.storage.s3 import S3Storage
 from omniq.testing.clock import ManualClock
@@ -79,6 +81,33 @@ class S3Store:
         """Do nothing: the server ends with the tests."""
 
 
+class NatsStore:
+    """A store of its own name, on a server that other tests use too. Snapshots are small and frequent."""
+
+    def __init__(
+        self, url: str, clock: ManualClock, settings: Settings, max_pending: int | None
+    ) -> None:
+        self._server = url
+        self._store = f"example-{uuid4().hex}"
+        self._options: StorageOptions = {
+            "clock": clock,
+            "settings": settings,
+            "max_pending": max_pending,
+        }
+
+    def another(self) -> BaseStorage:
+        return NatsStorage(f"{self._server}/{self._store}", snapshot_bytes=2_000, **self._options)
+
+    async def reopen(self) -> None:
+        """Do nothing: each object loads the log when it is opened."""
+
+    async def discard(self) -> None:
+        client = await nats.connect(self._server)
+        for stream in (f"OQ_{self._store}", f"OQK_{self._store}"):
+            await client.request(f"$JS.API.STREAM.DELETE.{stream}", timeout=5)
+        await client.close()
+
+
 class PostgresStore:
     """A store in a separate schema, which is emptied for the next example."""
 
@@ -115,6 +144,18 @@ def test_redis_answers_as_the_model_does(redis_server_url: str) -> None:
 @pytest.mark.timeout(1200)
 def test_redis_answers_as_the_model_does_in_long_runs(redis_server_url: str) -> None:
     run_state_machine(partial(RedisStore, redis_server_url), examples=LONG_RUN_EXAMPLES, steps=100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_nats_answers_as_the_model_does(nats_server_url: str) -> None:
+    run_state_machine(partial(NatsStore, nats_server_url), examples=8, steps=50)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1500)
+def test_nats_answers_as_the_model_does_in_long_runs(nats_server_url: str) -> None:
+    run_state_machine(partial(NatsStore, nats_server_url), examples=LONG_RUN_EXAMPLES, steps=100)
 
 
 @pytest.mark.slow

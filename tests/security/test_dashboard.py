@@ -36,15 +36,21 @@ TAGS = set(
         html head meta title link script body a header svg use symbol rect span nav div p form
         input button main section h1 h2 h3 ul ol li dl dt dd table thead tbody tr th td label
         select option datalist details summary pre code strong time figure figcaption path
-        progress small br textarea
+        progress small br textarea dialog kbd
         """,
     )
 )
 
 
 PARAMETERS = {
-    "/tasks": ("function", "id", "since", "cursor", "queue", "metadata"),
-    "/dead": ("function", "reason", "after"),
+    "/tasks": ("q", "function", "id", "since", "cursor", "queue", "metadata"),
+    "/dead": ("function", "reason", "after", "group", "error"),
+    "/tasks/matching": ("q",),
+    "/dead/matching": ("group", "error", "function"),
+    "/": ("range",),
+    "/functions": ("range", "sort"),
+    "/tasks/new": ("function",),
+    "/audit": ("after",),
 }
 
 
@@ -233,7 +239,7 @@ async def enqueue_attack(queue: AsyncTaskQueue, attack: str) -> str:
 async def test_s13_an_attack_in_any_field_stays_text(queue, client, start):
     for attack in ATTACKS[start : start + 25]:
         task_id = await enqueue_attack(queue, attack)
-        for path in (f"/tasks/{task_id}", "/", "/tasks", "/dead"):
+        for path in (f"/tasks/{task_id}", "/", "/tasks", "/dead", "/limits", "/queues", "/audit"):
             shape = Shape((await client.get(path, headers=bearer())).text)
 
             assert shape.tags <= TAGS, (attack, path, shape.tags - TAGS)
@@ -245,8 +251,8 @@ async def test_s13_an_attack_in_any_field_stays_text(queue, client, start):
 @pytest.mark.parametrize("start", range(0, len(ATTACKS), 25))
 async def test_s13_an_attack_in_a_query_stays_text(client, start):
     for attack in ATTACKS[start : start + 25]:
-        for path in ("/tasks", "/dead"):
-            for name in PARAMETERS[path]:
+        for path, names in PARAMETERS.items():
+            for name in names:
                 answer = await client.get(path, params={name: attack}, headers=bearer())
                 shape = Shape(answer.text)
 
@@ -329,6 +335,7 @@ async def test_s15_a_secret_argument_is_neither_shown_nor_logged(queue, client):
                 "/api/tasks",
                 "/api/schedules",
                 "/schedules",
+                "/schedules/s/edit",
                 "/tasks",
                 "/dead",
                 "/api/dead",

@@ -14,7 +14,7 @@ import msgspec
 from omniq.clock import Clock
 from omniq.errors import StorageError
 from omniq.settings import Settings
-from omniq.storage.log import LogStorage, Trimmed
+from omniq.storage.log import Log, LogStorage, Trimmed
 from omniq.storage.log.encoding import Commit, Effects, decode_commit, encode_commit
 from omniq.storage.types import Capabilities
 from omniq.testing.clock import ManualClock
@@ -96,7 +96,7 @@ class Faults:
         return self._random.choice(self.KINDS) if self._was_fault else None
 
 
-class MemoryLog:
+class MemoryLog(Log):
     """A connection to `Records`. `fault` names what goes wrong with the next append, or returns None."""
 
     def __init__(

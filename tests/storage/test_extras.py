@@ -14,6 +14,7 @@ import pytest
         ("postgresql://h/db", "postgres", "asyncpg"),
         ("redis://h", "redis", "hiredis"),
         ("s3://bucket/prefix", "s3", "obstore"),
+        ("nats://h", "nats", "nats"),
     ],
 )
 def test_a_missing_driver_is_named_with_what_to_install(url, extra, driver):

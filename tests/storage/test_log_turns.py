@@ -54,8 +54,8 @@ async def commits_of(storages, seconds):
 
 def ring(*commits, own="b"):
     turns = Turns(own)
-    for writer, lost in commits:
-        turns.note(writer, lost_races=lost)
+    for writer, competes in commits:
+        turns.note(writer, competes=bool(competes))
     return turns
 
 
@@ -63,18 +63,21 @@ def ring(*commits, own="b"):
     ("commits", "before"),
     [
         ([], 0),
-        # Who has lost no race has no turn.
+        # Who does not compete has no turn.
         ([("a", 0), ("c", 0)], 0),
         ([("c", 1), ("a", 1)], 0),
         ([("a", 1), ("c", 1)], 1),
         ([("a", 1), ("c", 1), ("d", 1)], 1),
-        ([("a", 1), ("c", 1), ("b", 1)], 2),
-        # c has let its turn pass.
-        ([("a", 1), ("b", 1), ("c", 1), ("b", 0), ("a", 0)], 0),
-        ([("a", 1), ("b", 1), ("c", 1), ("b", 0), ("a", 0), ("b", 0)], 1),
+        ([("a", 1), ("c", 1), ("b", 1)], 1),
+        ([("a", 1), ("b", 1), ("c", 1), ("a", 0), ("b", 0)], 2),
+        # a has let its turn pass, then c.
+        ([("a", 1), ("b", 1), ("c", 1), ("b", 0)], 1),
+        ([("a", 1), ("b", 1), ("c", 1), ("b", 0), ("b", 0)], 0),
+        # Also if the one that has waited for them had no turn before.
+        ([("a", 1), ("c", 1), ("b", 1), ("d", 1), ("b", 0)], 1),
     ],
 )
-def test_those_that_lost_a_race_have_turns_until_they_let_one_pass(commits, before):
+def test_those_that_compete_have_turns_until_they_let_one_pass(commits, before):
     assert ring(*commits).before_own() == before
 
 

@@ -47,6 +47,7 @@ from omniq.testing.contract._suite import claim_one, ids
 from omniq.testing.fault_proxy import FaultProxy
 from tests.cli.in_process import run_command
 from tests.storage.emptied_gates import claimed_beside_an_emptied_gate
+from tests.storage.limit_games import use_rules
 from tests.storage.postgres_stores import Schema
 
 pytestmark = pytest.mark.timeout(120)
@@ -424,7 +425,7 @@ async def test_an_upgraded_store_is_refused_by_an_older_omniq(postgres_url, monk
         assert isinstance(storage, PostgresStorage)
     monkeypatch.setattr(migrations, "NEWEST", 3)
 
-    with pytest.raises(StorageRefused, match=r"version 7.*use a newer omniq"):
+    with pytest.raises(StorageRefused, match=r"version 8.*use a newer omniq"):
         await storage.open()
 
 
@@ -456,21 +457,21 @@ async def test_ids_that_a_worker_of_version_5_sends_are_understood(schema):
 
 def test_the_schema_commands_set_up_check_and_print(postgres_url, capsys):
     assert _omniq(capsys, "schema", "check", url=postgres_url) == (1, "", "is not set up")
-    assert _omniq(capsys, "schema", "install", url=postgres_url) == (0, "set up at version 7\n", "")
+    assert _omniq(capsys, "schema", "install", url=postgres_url) == (0, "set up at version 8\n", "")
     assert _omniq(capsys, "schema", "upgrade", url=postgres_url) == (
         0,
-        "is at version 7\nno key is set: schedules and checkpoints are stored without a seal\n",
+        "is at version 8\nno key is set: schedules and checkpoints are stored without a seal\n",
         "",
     )
-    assert _omniq(capsys, "schema", "check", url=postgres_url) == (0, "version 7\n", "")
+    assert _omniq(capsys, "schema", "check", url=postgres_url) == (0, "version 8\n", "")
     assert _omniq(capsys, "schema", "check", "--json", url=postgres_url) == (
         0,
-        '{"version": 7}\n',
+        '{"version": 8}\n',
         "",
     )
     assert _omniq(capsys, "schema", "install", "--json", url=postgres_url) == (
         0,
-        '{"before": 7, "after": 7}\n',
+        '{"before": 8, "after": 8}\n',
         "",
     )
     code, sql, _ = _omniq(capsys, "schema", "sql", url=postgres_url)
@@ -1193,6 +1194,8 @@ async def test_a_task_is_not_parked_under_a_gate_that_others_empty_meanwhile(sch
         PostgresStorage(url, schema=name) as storage,
         PostgresStorage(url, schema=name) as another,
     ):
+        # A section can be overtaken, a function that locks the limits cannot.
+        use_rules(storage)
         claimed = await claimed_beside_an_emptied_gate(
             storage, another, PostgresSection, monkeypatch
         )

@@ -70,6 +70,7 @@ def test_the_defaults_are_those_that_are_documented():
         "stalled_after": 10.0,
         "stuck_grace": 10.0,
         "endless_after": 3600.0,
+        "app_version": None,
     }
 
 

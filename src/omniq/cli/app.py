@@ -62,6 +62,10 @@ _COMMANDS = {
         "omniq.cli.demo:demo",
         "Show omniq at work in less than a minute, without a server; one worker is killed.",
     ),
+    "host": (
+        "omniq.cli.host:host",
+        "Run the calls of all processes of a nats:// store, and nothing else, until stopped.",
+    ),
     "doctor": ("omniq.cli.doctor:doctor", "Check the storage and the settings."),
     "schema": (
         "omniq.cli.schema:app",

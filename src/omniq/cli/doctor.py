@@ -88,7 +88,7 @@ async def _diagnose(url: str, storage: BaseStorage) -> Diagnosis:
 
 def _versions() -> Finding:
     """The versions that a report of a problem should name."""
-    names = ("msgspec", "loguru", "cronsim", "asyncpg", "hiredis", "obstore")
+    names = ("msgspec", "loguru", "cronsim", "asyncpg", "hiredis", "nats-py", "obstore")
     found = [f"omniq {__version__}", f"Python {platform.python_version()}"]
     for name in names:
         with suppress(PackageNotFoundError):

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from omniq.cli import output
+from omniq.cli.command import Option
 from omniq.cli.live_view import Interval, Watch, is_screen, live, stream
-from omniq.cli.options import Json, Url
+from omniq.cli.options import Func, Json, Queue, Url
 from omniq.cli.parsing import format_duration, format_instant, letter_line, relative_time
 from omniq.cli.queue_session import with_queue
 from omniq.cli.workers import state_of
+from omniq.errors import InvalidValue
 from omniq.models import TaskStatus
 from omniq.operations.overview import Monitor, Overview, Percentiles
+from omniq.operations.run_history import (
+    RANGES,
+    History,
+    RunFigures,
+    TimeRange,
+    range_of,
+    run_history,
+)
 from omniq.queue.async_queue import AsyncTaskQueue
+
+Range = Annotated[
+    str | None,
+    Option("--range", metavar="RANGE", help=f"Runs of a time range: {', '.join(RANGES)}."),
+]
 
 
 def stats(
     url: Url = None,
+    span: Range = None,
+    func: Func = None,
+    queue: Queue = None,
     watch: Watch = False,
     interval: Interval = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Show queues, rates, latencies, workers and failures.
+    """Show queues, rates, latencies, workers and failures; with `--range`, how runs ended in that time.
 
     Rates need two samples: only `--watch` shows them. With `--json` it prints one line per sample.
     """
+    if span is not None:
+        _show_history(url, range_of(span), func, queue, as_json)
+        return
+    if func is not None or queue is not None:
+        raise InvalidValue("--func and --queue need --range, such as --range 1h")
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         clock, monitor = task_queue.storage.clock, Monitor(task_queue.storage)
@@ -43,6 +68,67 @@ def stats(
             output.show(*page(await monitor.overview()))
 
     with_queue(url, work)
+
+
+def _show_history(
+    url: str | None, span: TimeRange, function: str | None, queue: str | None, as_json: bool
+) -> None:
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        history = await run_history(
+            task_queue.storage, span, function=function, queue=queue, parts=True
+        )
+        if as_json:
+            output.print_json(history)
+        else:
+            output.show(*history_page(history, span))
+
+    with_queue(url, work)
+
+
+def history_page(history: History, span: TimeRange) -> list[output.Renderable]:
+    """The figures of a range: in total, by function and by queue."""
+    total = history.total
+    pairs: list[tuple[str, output.Cell]] = [
+        ("range", f"last {span.text}, until {format_instant(history.until)}"),
+        (
+            "runs",
+            f"{total.succeeded:,} succeeded   {total.retried:,} retried   {total.failed:,} failed   "
+            f"{total.stopped:,} stopped",
+        ),
+        ("wait", _spread(total.wait_p50, total.wait_p95, total.wait_p99)),
+        ("run", _spread(total.run_p50, total.run_p95, total.run_p99)),
+    ]
+    parts: list[output.Renderable] = [output.key_values(pairs)]
+    for name, found in (("function", history.functions), ("queue", history.queues)):
+        if found:
+            parts += ["", _figures(name, found)]
+    return parts
+
+
+def _figures(name: str, found: dict[str, RunFigures]) -> output.Renderable:
+    rows = [
+        (
+            each,
+            f"{figures.runs:,}",
+            output.text(f"{figures.errors:,}", "red" if figures.errors else ""),
+            _seconds(figures.wait_p95),
+            _seconds(figures.run_p50),
+            _seconds(figures.run_p95),
+        )
+        for each, figures in sorted(found.items(), key=lambda pair: -pair[1].runs)
+    ]
+    return output.Listing((name, ">runs", ">failed", ">wait p95", ">run p50", ">run p95"), rows)
+
+
+def _spread(*values: float | None) -> str:
+    names = ("median", "p95", "p99")
+    return "   ".join(
+        f"{_seconds(value)} {name}" for name, value in zip(names, values, strict=True)
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else format_duration(value)
 
 
 def page(overview: Overview, *, is_live: bool = False) -> list[output.Renderable]:
@@ -88,7 +174,7 @@ def _numbers(overview: Overview) -> output.Renderable:
             (
                 "a second",
                 f"{rates.enqueued:,.1f} enqueued   {rates.finished:,.1f} finished   "
-                f"{rates.failed:,.1f} failed",
+                f"{rates.retried:,.1f} retried   {rates.failed:,.1f} failed",
             )
         )
     pairs += [("wait", _percentiles(overview.wait)), ("run", _percentiles(overview.run))]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from omniq.dashboard import bulk_jobs, queries
 from omniq.dashboard.app_state import AppState
+from omniq.dashboard.jobs import Verb
+from omniq.durations import seconds_in
 from omniq.errors import InvalidValue, OmniqError, ScheduleNotFound, TaskNotFound
 from omniq.models import TaskStatus, check_name
 from omniq.operations import bulk_actions
 from omniq.operations.formatting import count_of
 from omniq.operations.redaction import restored
+from omniq.operations.task_changes import change_task, enqueue_again
 
 MAX_IDS = 500
 _MAX_TASKS = 10_000
@@ -31,7 +35,7 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def subject(self) -> str:
         """What the action changes, for the audit event: names and ids, never arguments."""
-        names = ("id", "queue", "function", "reason", "ids")
+        names = ("id", "name", "queue", "function", "reason", "group", "status", "ids")
         values = [getattr(self, name, None) for name in names]
         return " ".join(_shortened(value) for value in values if value)
 
@@ -57,11 +61,71 @@ class RetryEdited(ActionRequest, frozen=True, kw_only=True):
     from_start: bool = False
 
 
-class DeadGroup(ActionRequest, frozen=True, kw_only=True):
-    """All dead letters of one function with one failure reason."""
+class BulkDead(ActionRequest, frozen=True, kw_only=True):
+    """All dead letters that match: of a group, a function, a reason, or with a text in the error."""
+
+    group: Text | None = None
+    function: Text | None = None
+    type: Text | None = None
+    reason: Text | None = None
+    error: str = ""
+
+
+class BulkTasks(ActionRequest, frozen=True, kw_only=True):
+    """All tasks that match a search, perhaps of one status."""
+
+    q: str = ""
+    status: TaskStatus | None = None
+
+
+class JobId(ActionRequest, frozen=True, kw_only=True):
+    """A change of everything that matches, which runs in the background."""
+
+    id: Id
+
+
+class ChangeTask(ActionRequest, frozen=True, kw_only=True):
+    """A waiting task, and the priority, queue or eta that it gets."""
+
+    id: Id
+    priority: int | None = None
+    new_queue: Id | None = None
+    eta: Zoned | None = None
+
+
+class EnqueueTask(ActionRequest, frozen=True, kw_only=True):
+    """A call to enqueue: the function by path or name, its arguments, and where and when it runs."""
 
     function: Text
-    reason: Text
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    queue: Id | None = None
+    priority: int | None = None
+    eta: Zoned | None = None
+
+
+class PutSchedule(ActionRequest, frozen=True, kw_only=True):
+    """A schedule to add or replace: a cron expression, or an interval in seconds or as `5m`.
+
+    `[redacted]` means the value that is stored.
+    """
+
+    id: Id
+    function: Text
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    cron: Text | None = None
+    tz: Text | None = None
+    interval: Text | None = None
+    queue: Id | None = None
+    missed: Literal["skip", "once", "all"] = "once"
+    overlap: Literal["allow", "skip", "queue", "cancel_old"] = "allow"
+
+
+class BreakerName(ActionRequest, frozen=True, kw_only=True):
+    """A circuit breaker."""
+
+    name: Text
 
 
 class QueueName(ActionRequest, frozen=True, kw_only=True):
@@ -101,6 +165,8 @@ class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     done: int = 1
     refused: dict[str, str] = {}
+    path: str = ""
+    """Where the result can be seen, if it is not the page of the action."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -141,14 +207,120 @@ async def retry_edited(state: AppState, request: RetryEdited) -> ActionResult:
     return ActionResult(message="1 task retried")
 
 
-async def retry_group(state: AppState, request: DeadGroup) -> ActionResult:
-    ids = await _ids_of_group(state, request)
-    return _result_of(await bulk_actions.retry_dead(state.storage, ids), "retried")
+def bulk(verb: Verb) -> Callable[[AppState, Any], Awaitable[ActionResult]]:
+    """The handler that begins a change of everything that matches."""
+
+    async def handle(state: AppState, request: BulkDead | BulkTasks) -> ActionResult:
+        given = {name: value for name, value in msgspec.structs.asdict(request).items() if value}
+        if not given:
+            # A form without a condition is a mistake more often than it is meant.
+            raise InvalidValue(
+                "give a search, a status or a group: without one it would be everything"
+            )
+        query: bulk_jobs.Query
+        if isinstance(request, BulkDead):
+            query = queries.DeadQuery(**given)
+        else:
+            query = queries.TasksQuery(**given)
+            queries.search_of(state, query)
+        subject = " ".join(f"{name}:{value}" for name, value in given.items())
+        job = bulk_jobs.start(state, verb, query, subject)
+        return ActionResult(message=f"Job {job.id} started", path=f"/jobs/{job.id}")
+
+    return handle
 
 
-async def delete_group(state: AppState, request: DeadGroup) -> ActionResult:
-    ids = await _ids_of_group(state, request)
-    return _result_of(await bulk_actions.delete_dead(state.storage, ids), "deleted")
+async def stop_job(state: AppState, request: JobId) -> ActionResult:
+    job = state.jobs.stop(request.id)
+    return ActionResult(message=f"{count_of(job.done, 'task')} {job.word}; the others were left")
+
+
+async def run_now(state: AppState, request: TaskIds) -> ActionResult:
+    return _result_of(await bulk_actions.run_now(state.storage, request.ids), "made due")
+
+
+async def run_again(state: AppState, request: TaskIds) -> ActionResult:
+    """Enqueue the same calls once more, as new tasks."""
+    done, refused, last = 0, dict[str, str](), ""
+    for task_id in request.ids:
+        try:
+            last = await enqueue_again(state.storage, task_id)
+            done += 1
+        except OmniqError as error:
+            refused[task_id] = str(error)
+    if done == 1 and not refused:
+        return ActionResult(message=f"Task {last} enqueued")
+    return _result_of(bulk_actions.BulkReport(done, refused), "enqueued again")
+
+
+async def change(state: AppState, request: ChangeTask) -> ActionResult:
+    task = await change_task(
+        state.storage,
+        request.id,
+        priority=request.priority,
+        queue=request.new_queue,
+        eta=request.eta,
+    )
+    return ActionResult(message=f"Task {task.id} changed")
+
+
+async def enqueue(state: AppState, request: EnqueueTask) -> ActionResult:
+    options = {"queue": request.queue, "priority": request.priority, "eta": request.eta}
+    given: Any = {name: value for name, value in options.items() if value is not None}
+    handle = await state.queue.options(**given).enqueue(
+        request.function, *request.args, **request.kwargs
+    )
+    return ActionResult(message=f"Task {handle.id} enqueued")
+
+
+async def put_schedule(state: AppState, request: PutSchedule) -> ActionResult:
+    if (request.cron is None) == (request.interval is None):
+        raise InvalidValue("give either a cron expression or an interval")
+    options = {
+        "cron": request.cron,
+        "tz": request.tz,
+        "interval": None if request.interval is None else seconds_in(request.interval),
+        "queue": request.queue,
+    }
+    given: Any = {name: value for name, value in options.items() if value is not None}
+    before = await state.queue.schedules.get(request.id)
+    args, kwargs = request.args, request.kwargs
+    if before is not None:
+        args, kwargs = restored(args, before.task.args), restored(kwargs, before.task.kwargs)
+    await state.queue.schedules.add(
+        request.id,
+        request.function,
+        args=tuple(args),
+        kwargs=kwargs,
+        missed=request.missed,
+        overlap=request.overlap,
+        **given,
+    )
+    return ActionResult(message=f"Schedule {request.id} stored")
+
+
+async def delete_schedule(state: AppState, request: ScheduleId) -> ActionResult:
+    if not await state.queue.schedules.delete(request.id):
+        raise ScheduleNotFound(request.id)
+    return ActionResult(message=f"Schedule {request.id} deleted")
+
+
+async def close_breaker(state: AppState, request: BreakerName) -> ActionResult:
+    if not await state.storage.close_breaker(request.name):
+        raise InvalidValue(f"breaker {request.name}: no claimed task has named it")
+    return ActionResult(message=f"Breaker {request.name} closed")
+
+
+async def stop_worker(state: AppState, request: WorkerId) -> ActionResult:
+    if not await state.storage.stop_worker(request.id):
+        raise _no_live_worker(request.id)
+    return ActionResult(message=f"Worker {request.id} stops at its next heartbeat")
+
+
+async def restart_worker(state: AppState, request: WorkerId) -> ActionResult:
+    if not await state.storage.stop_worker(request.id, restart=True):
+        raise _no_live_worker(request.id)
+    return ActionResult(message=f"Worker {request.id} restarts at its next heartbeat")
 
 
 async def pause_queue(state: AppState, request: QueueName) -> ActionResult:
@@ -228,8 +400,22 @@ ACTIONS = {
         ),
         Action("tasks/cancel", "Cancel waiting or running tasks", TaskIds, cancel),
         Action("tasks/delete", "Delete ended tasks and their dead letters", TaskIds, delete),
-        Action("dead/retry", "Retry a group of dead letters", DeadGroup, retry_group),
-        Action("dead/delete", "Delete a group of dead letters", DeadGroup, delete_group),
+        Action("tasks/run-now", "Make waiting tasks due now", TaskIds, run_now),
+        Action("tasks/run-again", "Enqueue the same calls again", TaskIds, run_again),
+        Action("tasks/change", "Change the priority, queue or eta of a task", ChangeTask, change),
+        Action("tasks/enqueue", "Enqueue a task", EnqueueTask, enqueue),
+        Action("bulk/retry", "Retry all tasks that match", BulkTasks, bulk("retry")),
+        Action("bulk/cancel", "Cancel all tasks that match", BulkTasks, bulk("cancel")),
+        Action("bulk/run-now", "Make all tasks due that match", BulkTasks, bulk("run-now")),
+        Action("bulk/delete", "Delete all ended tasks that match", BulkTasks, bulk("delete")),
+        Action("dead/retry", "Retry all dead letters that match", BulkDead, bulk("retry-dead")),
+        Action("dead/delete", "Delete all dead letters that match", BulkDead, bulk("delete-dead")),
+        Action("jobs/stop", "Stop a change of everything that matches", JobId, stop_job),
+        Action("breakers/close", "Close a circuit breaker", BreakerName, close_breaker),
+        Action("workers/stop", "Stop a worker", WorkerId, stop_worker),
+        Action("workers/restart", "Restart a worker", WorkerId, restart_worker),
+        Action("schedules/put", "Add or replace a schedule", PutSchedule, put_schedule),
+        Action("schedules/delete", "Delete a schedule", ScheduleId, delete_schedule),
         Action("queues/pause", "Pause a queue", QueueName, pause_queue),
         Action("queues/resume", "Resume a queue", QueueName, resume_queue),
         Action("queues/purge", "Cancel all waiting tasks of a queue", PurgeQueue, purge_queue),
@@ -267,7 +453,7 @@ def parse_form(action: Action, fields: Iterable[tuple[str, str]]) -> ActionReque
             values.setdefault("ids", []).append(text)
         elif name in ("args", "kwargs"):
             values[name] = _json(name, text)
-        elif name in ("start", "end"):
+        elif name in ("start", "end", "eta"):
             values[name] = text if text.endswith("Z") or "+" in text else f"{text}Z"
         else:
             values[name] = text
@@ -288,11 +474,6 @@ async def perform(state: AppState, action: Action, request: ActionRequest) -> Ac
 def outcome_of(error: OmniqError) -> str:
     """The outcome in the audit event: the error's type, because its message may quote arguments."""
     return f"refused ({type(error).__name__})"
-
-
-async def _ids_of_group(state: AppState, group: DeadGroup) -> list[str]:
-    ids = await bulk_actions.dead_ids(state.storage, func_path=group.function, reason=group.reason)
-    return ids[:_MAX_TASKS]
 
 
 def _no_live_worker(worker_id: str) -> InvalidValue:

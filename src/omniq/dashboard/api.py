@@ -15,6 +15,7 @@ from omniq.dashboard.authorization import TOKEN_HEADER, perform_authorized, read
 from omniq.operations.doctor import check_storage
 from omniq.operations.explain import explain
 from omniq.operations.health import breakers_of
+from omniq.operations.limits import limits_of
 from omniq.operations.task_detail import task_detail
 from omniq.to_json import plain
 
@@ -41,6 +42,8 @@ async def tasks(state: AppState, query: queries.TasksQuery, path: dict[str, str]
         "tasks": [queries.task_json(task) for task in page.tasks],
         "cursor": page.cursor,
         "is_cut": page.is_cut,
+        "reached": plain(page.reached),
+        "read": page.read,
     }
 
 
@@ -53,10 +56,11 @@ async def explanation(state: AppState, query: queries.NoQuery, path: dict[str, s
 
 
 async def dead(state: AppState, query: queries.DeadQuery, path: dict[str, str]) -> Any:
-    letters = await queries.list_dead_page(state, query)
+    found = await queries.list_dead_page(state, query)
     return {
-        "dead": [queries.dead_letter_json(letter) for letter in letters],
-        "after": letters[-1].task_id if len(letters) == query.limit else None,
+        "dead": [queries.dead_letter_json(letter) for letter in found.letters],
+        "after": found.after,
+        "is_cut": found.is_cut,
     }
 
 
@@ -72,6 +76,25 @@ async def workers(state: AppState, query: queries.NoQuery, path: dict[str, str])
 async def queues(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
     overview = (await state.sampler.current()).overview
     return {"queues": plain(overview.queues), "counted_at": plain(overview.counted_at)}
+
+
+async def history(state: AppState, query: queries.HistoryQuery, path: dict[str, str]) -> Any:
+    chosen = {"function": query.function, "queue": query.queue, "worker": query.worker}
+    given = {name: text for name, text in chosen.items() if text is not None}
+    return plain(await queries.history_of(state, query.range, parts=True, **given))
+
+
+async def audit(state: AppState, query: queries.AuditQuery, path: dict[str, str]) -> Any:
+    entries, after = await state.storage.audit_log(query.after, query.limit)
+    return {"entries": plain(entries), "after": after or None}
+
+
+async def jobs(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
+    return {"jobs": [job.as_json() for job in state.jobs.list()]}
+
+
+async def limits(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
+    return {"limits": plain(await state.cached("limits", lambda: limits_of(state.storage)))}
 
 
 async def schedules(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
@@ -97,11 +120,20 @@ ENDPOINTS = (
     Endpoint("/api/tasks/{task_id}", "All details of a task", _NO_QUERY, task),
     Endpoint("/api/tasks/{task_id}/explanation", "Why a task does not run", _NO_QUERY, explanation),
     Endpoint("/api/dead", "A page of dead letters", queries.DeadQuery, dead),
-    Endpoint("/api/dead/groups", "Dead letters by function and reason", _NO_QUERY, groups),
+    Endpoint("/api/dead/groups", "Dead letters by error", _NO_QUERY, groups),
     Endpoint("/api/workers", "Workers and their running tasks", _NO_QUERY, workers),
     Endpoint("/api/queues", "Queues", _NO_QUERY, queues),
     Endpoint("/api/schedules", "Schedules and their next times", _NO_QUERY, schedules),
     Endpoint("/api/breakers", "Circuit breakers", _NO_QUERY, breakers),
+    Endpoint(
+        "/api/history",
+        "Runs of a range, by function, queue and worker",
+        queries.HistoryQuery,
+        history,
+    ),
+    Endpoint("/api/jobs", "Changes of everything that matched", _NO_QUERY, jobs),
+    Endpoint("/api/limits", "Limits and what holds them", _NO_QUERY, limits),
+    Endpoint("/api/audit", "What operators have done", queries.AuditQuery, audit),
     Endpoint("/api/storage", "The guarantees and settings of the storage", _NO_QUERY, storage),
 )
 

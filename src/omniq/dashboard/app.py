@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from omniq import log
-from omniq.dashboard import api, pages
+from omniq.dashboard import api, history_pages, operator_pages, pages
 from omniq.dashboard.actions import ACTIONS
 from omniq.dashboard.app_state import AppState, state_of
 from omniq.dashboard.authentication import Access, Session, is_token_of
@@ -30,7 +30,7 @@ from omniq.dashboard.middleware import (
     user_of,
 )
 from omniq.dashboard.openapi import document
-from omniq.dashboard.rendering import environment, own_path, page
+from omniq.dashboard.rendering import accepts_gzip, compressed, environment, own_path, page
 from omniq.dashboard.wrong_secrets import TooManyAttempts
 from omniq.errors import (
     DuplicateTask,
@@ -48,6 +48,7 @@ from omniq.queue.async_queue import AsyncTaskQueue
 _STATIC = {
     "style.css": "text/css",
     "live.js": "text/javascript",
+    "theme.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
 _CODES: dict[type[OmniqError], int] = {
@@ -99,19 +100,22 @@ def create_app(
 @asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
-    await app.state.dashboard.sampler.close()
+    await app.state.dashboard.close()
 
 
 def _routes() -> list[Route]:
     get = ["GET"]
     return [
         Route("/", pages.overview, methods=get),
+        # Fixed paths come before paths with parameters.
+        *operator_pages.ROUTES,
         Route("/tasks", pages.tasks, methods=get),
         Route("/tasks/{task_id}", pages.task, methods=get),
         Route("/dead", pages.dead, methods=get),
         Route("/workers", pages.workers, methods=get),
         Route("/schedules", pages.schedules, methods=get),
         Route("/queues", pages.queues, methods=get),
+        *history_pages.ROUTES,
         Route("/storage", pages.storage, methods=get),
         Route("/login", login, methods=get),
         Route("/login", sign_in, methods=["POST"]),
@@ -205,7 +209,8 @@ async def static(request: Request) -> Response:
         raise HTTPException(404, "no such file")
     content = files("omniq.dashboard").joinpath("static", request.path_params["name"]).read_bytes()
     headers = {"cache-control": "max-age=300"}
-    return Response(content, media_type=kind, headers=headers)
+    response = Response(content, media_type=kind, headers=headers)
+    return compressed(response) if accepts_gzip(request) else response
 
 
 async def openapi(request: Request) -> Response:

@@ -9,7 +9,9 @@ from typing import Any, TypeVar, cast
 from starlette.requests import Request
 
 from omniq.dashboard.authentication import Access, Sessions
+from omniq.dashboard.jobs import Jobs
 from omniq.dashboard.sampler import Sampler
+from omniq.dashboard.search_connection import SearchConnection
 from omniq.dashboard.wrong_secrets import WrongSecrets
 from omniq.events import Dispatcher
 from omniq.queue.async_queue import AsyncTaskQueue
@@ -32,6 +34,8 @@ class AppState:
         self.sessions = Sessions(access, self.clock)
         self.wrong_secrets = WrongSecrets(self.clock)
         self.sampler = Sampler(queue.storage)
+        self.jobs = Jobs()
+        self.searches = SearchConnection(queue.storage)
         self._cache: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}
 
     async def cached(
@@ -55,6 +59,12 @@ class AppState:
         except Exception:
             self._cache.pop(key, None)
             raise
+
+    async def close(self) -> None:
+        """End all streams and jobs, and close what the dashboard has opened."""
+        await self.jobs.close()
+        await self.sampler.close()
+        await self.searches.close()
 
     def invalidate(self) -> None:
         """Read everything again for the next request: something was changed."""

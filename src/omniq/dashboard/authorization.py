@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import parse_qsl
 
 from starlette.exceptions import HTTPException
@@ -14,9 +15,11 @@ from omniq.dashboard.authentication import Role, is_token_of
 from omniq.dashboard.middleware import MAX_BODY, client_of, user_of
 from omniq.errors import OmniqError
 from omniq.events import OperatorActed
+from omniq.models import AuditEntry
 
 TOKEN_HEADER = "x-omniq-token"
 _MAX_FIELDS = 2_000
+_MAX_SUBJECT = 500
 
 
 async def perform_authorized(
@@ -32,11 +35,11 @@ async def perform_authorized(
     user = user_of(request)
     audit = _Audit(request, action)
     if user.role is not Role.OPERATOR:
-        audit.record("", "refused (not an operator)")
+        await audit.record("", "refused (not an operator)")
         raise HTTPException(403, "only an operator may change something")
     # A program sends its secret deliberately; a browser sends its cookie with any request.
     if user.session is not None and not is_token_of(user.session, token):
-        audit.record("", "refused (no token)")
+        await audit.record("", "refused (no token)")
         raise HTTPException(403, "the page is out of date: reload it and repeat the action")
     subject = ""
     try:
@@ -44,9 +47,9 @@ async def perform_authorized(
         subject = parameters.subject
         result = await actions.perform(state_of(request), action, parameters)
     except OmniqError as error:
-        audit.record(subject, actions.outcome_of(error))
+        await audit.record(subject, actions.outcome_of(error))
         raise
-    audit.record(subject, f"{result.done} done, {len(result.refused)} refused")
+    await audit.record(subject, f"{result.done} done, {len(result.refused)} refused")
     return result
 
 
@@ -71,19 +74,30 @@ async def read_form(request: Request) -> list[tuple[str, str]]:
 
 
 class _Audit:
-    """Emits an `OperatorActed` event for each attempt of an action."""
+    """Emits an `OperatorActed` event for each attempt of an action, and stores it."""
 
     def __init__(self, request: Request, action: actions.Action) -> None:
         self._request = request
         self._action = action
 
-    def record(self, subject: str, outcome: str) -> None:
-        state_of(self._request).events.emit(
-            OperatorActed(
-                action=self._action.path,
-                subject=subject,
-                outcome=outcome,
-                by=user_of(self._request).role,
-                client=client_of(self._request.scope),
-            )
+    async def record(self, subject: str, outcome: str) -> None:
+        state = state_of(self._request)
+        event = OperatorActed(
+            action=self._action.path,
+            subject=subject,
+            outcome=outcome,
+            by=user_of(self._request).role,
+            client=client_of(self._request.scope),
         )
+        state.events.emit(event)
+        entry = AuditEntry(
+            at=state.clock.now(),
+            action=event.action,
+            subject=subject[:_MAX_SUBJECT],
+            outcome=outcome,
+            by=event.by,
+            client=event.client,
+        )
+        # The event has it too: a storage that does not respond must not change the answer.
+        with suppress(OmniqError):
+            await state.storage.add_audit_entry(entry)

@@ -32,14 +32,17 @@ async def stream(request: Request) -> Response:
 async def _events(sampler: Sampler) -> AsyncIterator[bytes]:
     yield b"retry: 5000\n\n"
     async for snapshot in sampler.watch():
-        yield _event(snapshot, sampler.error)
+        yield _event(sampler, snapshot)
 
 
-def _event(snapshot: Snapshot | None, error: str) -> bytes:
+def _event(sampler: Sampler, snapshot: Snapshot | None) -> bytes:
     if snapshot is None:
-        return b"event: storage_error\ndata: " + msgspec.json.encode({"error": error}) + b"\n\n"
+        error = {"error": sampler.error, "age": sampler.age}
+        return b"event: storage_error\ndata: " + msgspec.json.encode(error) + b"\n\n"
     data = {
         "version": snapshot.version,
+        "age": sampler.age,
+        "stale_after": sampler.stale_after,
         "at": snapshot.overview.at,
         "by_status": snapshot.overview.by_status,
         "dead": snapshot.overview.dead,

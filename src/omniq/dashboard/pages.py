@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -13,20 +13,34 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from omniq.dashboard import actions, queries
-from omniq.dashboard.app_state import state_of
+from omniq.dashboard.app_state import AppState, state_of
 from omniq.dashboard.authorization import perform_authorized, read_form
-from omniq.dashboard.charts import Chart, Series, chart, stacked
+from omniq.dashboard.charts import (
+    Chart,
+    Series,
+    TimeChart,
+    bars_of,
+    chart,
+    nice_ceiling,
+    outcome_chart,
+    percentile_chart,
+    stacked,
+)
 from omniq.dashboard.cookies import set_notice
 from omniq.dashboard.middleware import user_of
+from omniq.dashboard.problems import problems
 from omniq.dashboard.rendering import own_path, page
 from omniq.dashboard.sampler import Point, Snapshot
+from omniq.errors import InvalidValue
 from omniq.models import Schedule, TaskStatus
 from omniq.operations.doctor import check_storage
 from omniq.operations.explain import explain
-from omniq.operations.formatting import count_of
-from omniq.operations.health import describe_unrunnable
+from omniq.operations.overview import QueueInfo
 from omniq.operations.redaction import redacted, without_secrets
+from omniq.operations.run_history import History, range_of
+from omniq.operations.search_query import QUALIFIERS
 from omniq.operations.task_detail import UNVERIFIED, UNVERIFIED_LETTER, TaskDetail, task_detail
+from omniq.operations.task_match import TaskPage
 from omniq.to_json import plain
 
 _WINDOWS = (60.0, 180.0, 300.0, 600.0, 900.0)
@@ -35,25 +49,48 @@ _MAX_UPCOMING = 6
 
 
 async def overview(request: Request) -> Response:
-    """Problems, key numbers, charts, queues, failures, breakers and next schedules."""
+    """Problems, key numbers, the history of a range, queues, failures, breakers and next schedules."""
     state = state_of(request)
+    query = queries.parse_query(queries.HistoryQuery, request.query_params.multi_items())
     snapshot = await state.sampler.current()
+    history = await queries.history_of(state, query.range)
     points = list(state.sampler.points)
     overview = snapshot.overview
+    window = _window(points)
+    live = [status for status in TaskStatus if not status.is_final]
+    sparks, spark_top = queue_sparks(snapshot, points)
     return page(
         request,
         "overview.html",
         overview=overview,
-        problems=problems(snapshot),
-        slices=stacked([(str(status), overview.by_status[status]) for status in TaskStatus]),
+        problems=problems(snapshot, state.clock.now()),
+        slices=stacked([(str(status), overview.by_status[status]) for status in live]),
         waiting=_waiting(snapshot),
         slots=sum(worker.concurrency for worker in overview.workers),
         busy=sum(len(worker.running) for worker in overview.workers),
-        charts=_charts(points),
-        sparks=_sparks(snapshot, points),
-        window_text=_window_text(points),
+        history=history,
+        range_text=range_of(history.range).text,
+        charts=history_charts(history),
+        sparks={
+            "finished": _spark([(point.at, point.finished) for point in points], window),
+            "waiting": _spark([(point.at, float(point.waiting)) for point in points], window),
+        },
+        queues=worst_first(overview.queues),
+        queue_sparks=sparks,
+        spark_top=spark_top,
+        window_text=window_text(points),
         upcoming=_upcoming(snapshot),
     )
+
+
+def history_charts(history: History) -> list[TimeChart]:
+    """The charts that every page of a history shows."""
+    return [
+        outcome_chart(history, "Runs", ("succeeded", "retried", "failed")),
+        outcome_chart(history, "Failed runs", ("retried", "failed")),
+        percentile_chart(history, "Wait", "wait"),
+        percentile_chart(history, "Run time", "run"),
+    ]
 
 
 def _upcoming(snapshot: Snapshot) -> list[tuple[datetime, Schedule]]:
@@ -69,107 +106,81 @@ def _waiting(snapshot: Snapshot) -> int:
     return by_status[TaskStatus.PENDING] + by_status[TaskStatus.RETRYING]
 
 
+def worst_first(queues: Sequence[QueueInfo]) -> list[QueueInfo]:
+    """The queues, those first whose oldest task waits for longest, or that have the most."""
+    return sorted(queues, key=lambda line: (-line.oldest_due_age, -line.waiting, line.name))
+
+
 def _window(points: list[Point]) -> float:
-    """The seconds that the charts show: the smallest window that holds all points."""
+    """The seconds that the sparklines show: the smallest window that holds all points."""
     known = points[-1].at - points[0].at if points else 0.0
     return next((each for each in _WINDOWS if each >= known), _WINDOWS[-1])
 
 
-def _window_text(points: list[Point]) -> str:
+def window_text(points: list[Point]) -> str:
+    """The time that the sparklines show."""
     return f"{_window(points) / 60:.0f} min"
 
 
-def _charts(points: list[Point]) -> dict[str, Chart]:
-    finished = [(point.at, point.finished) for point in points]
-    failed = [(point.at, point.failed) for point in points]
-    waiting = [(point.at, float(point.waiting)) for point in points]
-    window = _window(points)
-    throughput = _large(finished, window)
-    return {
-        "finished": throughput,
-        "failed": _large(failed, window, throughput.top),
-        "waiting": _large(waiting, window),
-        "spark_finished": _spark(finished, window),
-        "spark_failed": _spark(failed, window),
-        "spark_waiting": _spark(waiting, window),
-    }
+def _spark(series: Series, window: float, top: float | None = None) -> Chart:
+    return chart(series, span=window, width=120, height=28, top=top)
 
 
-def _large(series: Series, window: float, top: float | None = None) -> Chart:
-    return chart(series, span=window, width=640, height=150, top=top)
-
-
-def _spark(series: Series, window: float) -> Chart:
-    return chart(series, span=window, width=120, height=28)
-
-
-def _sparks(snapshot: Snapshot, points: list[Point]) -> dict[str, Chart]:
-    return {
+def queue_sparks(snapshot: Snapshot, points: list[Point]) -> tuple[dict[str, Chart], float]:
+    """The backlog of each queue, all on one scale, and its top."""
+    most = max((max(each.by_queue.values(), default=0) for each in points), default=0)
+    top = nice_ceiling(most)
+    sparks = {
         line.name: _spark(
-            [(each.at, float(each.by_queue.get(line.name, 0))) for each in points], _window(points)
+            [(each.at, float(each.by_queue.get(line.name, 0))) for each in points],
+            _window(points),
+            top,
         )
         for line in snapshot.overview.queues
     }
-
-
-def problems(snapshot: Snapshot) -> list[tuple[str, str]]:
-    """The problems that need an operator, each with the page where it can be solved."""
-    overview = snapshot.overview
-    found = [
-        (f"worker {worker.id} on {worker.host} is stalled", "/workers")
-        for worker in overview.workers
-        if worker.stalled
-    ]
-    found += [
-        (f"breaker {breaker.name} is {breaker.state}: {breaker.reason}", "/#breakers")
-        for breaker in overview.breakers
-        if breaker.state != "closed"
-    ]
-    found += [
-        (f"queue {line.name} is paused and has {count_of(line.waiting, 'task')}", "/queues")
-        for line in overview.queues
-        if line.paused and line.waiting
-    ]
-    found += [
-        (
-            f"queue {line.name} has {count_of(line.waiting, 'task')} and no worker serves it",
-            "/queues",
-        )
-        for line in overview.queues
-        if line.waiting and not line.workers
-    ]
-    found += [
-        (describe_unrunnable(each), f"/tasks?{urlencode({'function': each.func_path})}")
-        for each in overview.unrunnable
-    ]
-    if overview.dead:
-        found.append((f"{count_of(overview.dead, 'dead letter')} to retry or delete", "/dead"))
-    return found
+    return sparks, top
 
 
 async def tasks(request: Request) -> Response:
-    """Tasks, filtered and paged, with actions on the selected ones."""
+    """Tasks, searched and paged, with actions on the selected ones."""
     state = state_of(request)
-    query = queries.parse_query(queries.TasksQuery, request.query_params.multi_items())
-    found, snapshot, functions = await asyncio.gather(
-        queries.list_tasks_page(state, query),
-        state.sampler.current(),
-        queries.recent_functions(state),
+    given = request.query_params.multi_items()
+    query = queries.parse_query(queries.TasksQuery, given)
+    error, found = "", TaskPage((), None, False)
+    try:
+        found = await queries.list_tasks_page(state, query)
+    except InvalidValue as invalid:
+        error = str(invalid)
+    snapshot, functions = await asyncio.gather(
+        state.sampler.current(), queries.known_functions(state)
     )
-    given = {name: text for name, text in request.query_params.items() if text and name != "cursor"}
+    kept = {name: text for name, text in given if text and name != "cursor"}
+    text = queries.search_text(query)
+    tab = {"q": text} if text else {}
     return page(
         request,
         "tasks.html",
+        400 if error else 200,
         filters=query,
         found=found,
-        is_filtered=bool(given.keys() - {"limit"}),
-        older=None if found.cursor is None else urlencode({**given, "cursor": found.cursor}),
-        statuses=list(TaskStatus),
+        error=error,
+        text=text,
+        is_filtered=bool(kept.keys() - {"limit"}),
+        older=None if found.cursor is None else urlencode({**kept, "cursor": found.cursor}),
+        newest=urlencode(kept),
+        tabs=[
+            ("", "all", urlencode(tab)),
+            *((str(each), str(each), urlencode({**tab, "status": each})) for each in TaskStatus),
+        ],
         overview=snapshot.overview,
         by_status=snapshot.overview.by_status,
-        queues=[line.name for line in snapshot.overview.queues],
-        functions=functions,
-        spans=(("15m", "15 minutes"), ("1h", "hour"), ("24h", "day"), ("7d", "week")),
+        suggestions=[
+            *(f"fn:{name}" for name in functions),
+            *(f"queue:{line.name}" for line in snapshot.overview.queues),
+        ],
+        qualifiers=QUALIFIERS,
+        bulk=urlencode({**tab, **({"status": query.status} if query.status else {})}),
+        rows=[queries.task_row(task) for task in found.tasks],
     )
 
 
@@ -182,6 +193,7 @@ async def task(request: Request) -> Response:
         return await task_detail(state.storage, task_id), await explain(state.storage, task_id)
 
     detail, explanation = await state.cached(("task", task_id), read)
+    await state.sampler.current()
     safe = without_secrets(detail.task)
     return page(
         request,
@@ -195,9 +207,34 @@ async def task(request: Request) -> Response:
         steps=[(step.name, redacted(step.result)) for step in detail.steps[:_MAX_STEPS]],
         result=None if detail.result is None else redacted(detail.result.result),
         editable=_editable(detail),
+        waiting=not detail.task.status.is_final and detail.task.owner is None,
+        hosts=await _hosts(state),
+        **_times(detail, state.clock.now()),
         unverified=None if detail.task.is_verified else UNVERIFIED,
         unverified_letter=_unverified_letter(detail),
     )
+
+
+def _times(detail: TaskDetail, now: datetime) -> dict[str, Any]:
+    """When the last run started and ended, how long the task had waited, and how long it took."""
+    task, result = detail.task, detail.result
+    is_final = task.status.is_final
+    started = result.started_at if result is not None and is_final else task.started_at
+    finished = result.finished_at if result is not None and is_final else None
+    end = finished or (now if task.owner is not None else None)
+    waited = None
+    if started is not None:
+        waited = max(0.0, (started - (task.eta or task.created_at)).total_seconds())
+    took = None if started is None or end is None else max(0.0, (end - started).total_seconds())
+    return {"started": started, "finished": finished, "waited": waited, "took": took}
+
+
+async def _hosts(state: AppState) -> dict[str, str]:
+    """The hosts of the workers that are alive or ended within a day, by id."""
+    snapshot = await state.sampler.current()
+    ended = await state.cached("ended", state.storage.ended_workers)
+    workers = [*snapshot.overview.workers, *(each.worker for each in ended)]
+    return {worker.id: f"{worker.host} process {worker.pid}" for worker in workers}
 
 
 def _unverified_letter(detail: TaskDetail) -> str | None:
@@ -227,48 +264,63 @@ def _through_json(value: Any) -> Any:
 
 
 async def dead(request: Request) -> Response:
-    """Dead letters grouped by function and reason, and a page of single ones."""
+    """Dead letters, latest failure first, and their groups by error."""
     state = state_of(request)
     query = queries.parse_query(queries.DeadQuery, request.query_params.multi_items())
-    letters = await queries.list_dead_page(state, query)
+    await state.sampler.current()
+    groups = await queries.list_dead_groups(state)
+    found = await queries.list_dead_page(state, query)
     given = {name: text for name, text in request.query_params.items() if text and name != "after"}
-    is_full = len(letters) == query.limit
+    chosen = next((each for each in groups.groups if each.id == query.group), None)
     return page(
         request,
         "dead.html",
         filters=query,
-        groups=await queries.list_dead_groups(state),
-        letters=letters,
-        more=urlencode({**given, "after": letters[-1].task_id}) if is_full else None,
+        groups=groups,
+        chosen=chosen,
+        is_filtered=bool(given.keys() - {"limit"}),
+        found=found,
+        letters=found.letters,
+        newest=urlencode(given),
+        more=urlencode({**given, "after": found.after}) if found.after else None,
+        bulk=urlencode({name: text for name, text in given.items() if name != "limit"}),
+        sparks={each.id: bars_of(each.last_day) for each in groups.groups},
     )
 
 
 async def workers(request: Request) -> Response:
-    """The live workers, their running tasks, and which ones are stalled or paused."""
+    """The live workers, their running tasks, and those that have ended within a day."""
     state = state_of(request)
     await state.sampler.current()
-    return page(request, "workers.html", views=await queries.list_workers(state))
+    ended = await state.cached("ended", state.storage.ended_workers)
+    return page(request, "workers.html", views=await queries.list_workers(state), ended=ended[:50])
 
 
 async def schedules(request: Request) -> Response:
     """The schedules with their next times and last runs."""
     state = state_of(request)
     await state.sampler.current()
-    older = await state.storage.older_documents(max_pages=0)
-    return page(request, "schedules.html", views=await queries.list_schedules(state), older=older)
+    older = await state.cached("older", lambda: state.storage.older_documents(max_pages=0))
+    views = await queries.list_schedules(state)
+    return page(request, "schedules.html", views=views, older=older)
 
 
 async def queues(request: Request) -> Response:
-    """The queues: waiting and running tasks, age, workers, paused or active."""
+    """The queues: waiting and running tasks, age, runs, workers, paused or active."""
     state = state_of(request)
     snapshot = await state.sampler.current()
     points = list(state.sampler.points)
+    history = await queries.history_of(state, "1h", parts=True)
+    sparks, spark_top = queue_sparks(snapshot, points)
     return page(
         request,
         "queues.html",
         overview=snapshot.overview,
-        sparks=_sparks(snapshot, points),
-        window_text=_window_text(points),
+        queues=worst_first(snapshot.overview.queues),
+        figures=history.queues,
+        sparks=sparks,
+        spark_top=spark_top,
+        window_text=window_text(points),
     )
 
 
@@ -298,7 +350,7 @@ def form_handler(action: actions.Action) -> Callable[[Request], Awaitable[Respon
         result = await perform_authorized(
             request, action, lambda: actions.parse_form(action, fields), token
         )
-        back = next((text for name, text in fields if name == "back"), "")
+        back = result.path or next((text for name, text in fields if name == "back"), "")
         response = RedirectResponse(request.scope.get("root_path", "") + own_path(back), 303)
         session = user_of(request).session
         if session is not None:

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from omniq.dashboard.app_state import AppState
-from omniq.durations import UNIT_SECONDS
 from omniq.errors import InvalidValue
 from omniq.masking import is_secret_name
 from omniq.models import DeadLetter, Progress, Schedule, Task, TaskStatus, WorkerInfo
-from omniq.operations.dead_groups import DeadGroups, dead_groups
-from omniq.operations.find_tasks import TaskFilter, TaskPage, find_tasks
+from omniq.operations.dead_groups import DeadGroups, dead_groups, group_of
+from omniq.operations.find_tasks import PATIENCE, find_tasks
 from omniq.operations.health import live_workers
-from omniq.operations.newest import newest_tasks
+from omniq.operations.newest import dead_newest_first, newest_tasks, position_of
 from omniq.operations.redaction import redacted, without_secrets
+from omniq.operations.run_history import DEFAULT_RANGE, History, known_names, range_of, run_history
+from omniq.operations.search_query import TaskSearch, instant_of, parse_search, quoted
 from omniq.operations.task_detail import TaskDetail
+from omniq.operations.task_match import TaskPage
+from omniq.run_counts import OTHERS
 from omniq.scheduling.due_times import task_id_at
+from omniq.storage.base import BaseStorage
 from omniq.to_json import plain
 
 MAX_LIMIT = 500
-_AGE = re.compile(r"(\d{1,6})([smhdw])")
 _MAX_RUNNING = 20
 _SAMPLED_TASKS = 300
 _FUNCTIONS_MAX_AGE = 30.0
 _LAST_TIMES = 5
 _DAY = timedelta(days=1)
-_MAX_AGE_SECONDS = 50 * 365 * 86_400
+_MAX_SCANNED = 2_000
+_MAX_ARGUMENTS, _MAX_ARGUMENT = 120, 40
+_GROUPS_MAX_AGE, _HISTORY_MAX_AGE = 10.0, 15.0
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 
@@ -43,8 +48,9 @@ Size = Annotated[int, Meta(ge=1, le=MAX_LIMIT)]
 
 
 class TasksQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which tasks to list. `id` is a prefix of the id, `metadata` is name=value."""
+    """Which tasks to list. `q` is a search such as `fn:charge arg.order:17`; `id` is a prefix, `metadata` name=value."""
 
+    q: Text = ""
     status: TaskStatus | None = None
     queue: Text | None = None
     function: Text | None = None
@@ -57,13 +63,42 @@ class TasksQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class DeadQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which dead letters to list, in order of id."""
+    """Which dead letters to list, latest failure first. `group` is the id of a group, `error` a part of the text."""
+
+    group: Text | None = None
+    error: Text = ""
 
     function: Text | None = None
     type: Text | None = None
     reason: Text | None = None
     limit: Size = 50
     after: Text | None = None
+
+
+class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A range of the history: 15m, 1h, 6h, 24h, 3d, 7d or 30d."""
+
+    range: Text = DEFAULT_RANGE
+    sort: Text = "runs"
+    function: Text | None = None
+    queue: Text | None = None
+    worker: Text | None = None
+
+
+class DeadPage(msgspec.Struct, frozen=True):
+    """Some dead letters. `after` starts the next page; `is_cut`: the search stopped early, at `reached`."""
+
+    letters: tuple[DeadLetter, ...]
+    after: str | None
+    is_cut: bool
+    reached: datetime | None
+
+
+class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A page of what operators have done."""
+
+    after: Text = ""
+    limit: Size = 100
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,106 +129,228 @@ def parse_query(kind: type[Q], given: Sequence[tuple[str, str]]) -> Q:
         raise InvalidValue(f"{error}") from None
 
 
+def search_of(state: AppState, query: TasksQuery) -> TaskSearch:
+    """The search that the parameters describe, together with `q`."""
+    now = state.clock.now()
+    given = {
+        "status": query.status,
+        "queue": query.queue,
+        "func_path": query.function,
+        "prefix": query.id,
+        "since": None if query.since is None else instant_of("since", query.since, now),
+        "until": None if query.until is None else instant_of("until", query.until, now),
+        "metadata": _pairs(query.metadata),
+    }
+    search = parse_search(query.q, now)
+    return msgspec.structs.replace(search, **{name: each for name, each in given.items() if each})
+
+
 async def list_tasks_page(state: AppState, query: TasksQuery) -> TaskPage:
     """A page of tasks."""
-    now = state.clock.now()
-    wanted = TaskFilter(
-        status=query.status,
-        queue=query.queue,
+    wanted = search_of(state, query)
+
+    async def read() -> TaskPage:
+        async with state.searches.use() as storage:
+            exact = await _exact_function(state, wanted)
+            return await find_tasks(storage, exact, limit=query.limit, cursor=query.cursor)
+
+    return await state.cached(query, read)
+
+
+async def _exact_function(state: AppState, wanted: TaskSearch) -> TaskSearch:
+    """The search by the whole path, if one known function has it: a storage finds that much faster."""
+    if not wanted.function or wanted.func_path is not None:
+        return wanted
+    part = wanted.function.lower()
+    names = await known_functions(state)
+    return (
+        msgspec.structs.replace(wanted, func_path=wanted.function)
+        if [name for name in names if part in name.lower()] == [wanted.function]
+        else wanted
+    )
+
+
+async def list_dead_page(state: AppState, query: DeadQuery) -> DeadPage:
+    """A page of dead letters, latest failure first."""
+
+    async def read() -> DeadPage:
+        async with state.searches.use() as storage:
+            return await _read_dead_page(storage, query)
+
+    return await state.cached(query, read)
+
+
+async def _read_dead_page(storage: BaseStorage, query: DeadQuery) -> DeadPage:
+    deadline, found, read = storage.clock.monotonic() + PATIENCE, list[DeadLetter](), 0
+    letters = dead_newest_first(
+        storage,
         func_path=query.function,
-        prefix=query.id,
-        since=_instant("since", query.since, now),
-        until=_instant("until", query.until, now),
-        metadata=_pairs(query.metadata),
+        task_type=query.type,
+        reason=query.reason,
+        before=query.after or "",
     )
-    return await state.cached(
-        query,
-        lambda: find_tasks(state.storage, wanted, limit=query.limit, cursor=query.cursor),
-    )
+    async for letter in letters:
+        read += 1
+        if dead_matches(letter, query):
+            found.append(letter)
+        is_late = storage.clock.monotonic() >= deadline
+        if len(found) == query.limit or is_late:
+            is_cut = len(found) < query.limit
+            return DeadPage(tuple(found), position_of(letter), is_cut, letter.last_failure)
+    return DeadPage(tuple(found), None, False, None)
 
 
-async def list_dead_page(state: AppState, query: DeadQuery) -> list[DeadLetter]:
-    """A page of dead letters."""
-    return await state.cached(
-        query,
-        lambda: state.storage.list_dead(
-            func_path=query.function,
-            task_type=query.type,
-            reason=query.reason,
-            limit=query.limit,
-            after=query.after,
-        ),
+def dead_matches(letter: DeadLetter, query: DeadQuery) -> bool:
+    """Whether a dead letter belongs to the group and has the text."""
+    return (query.group is None or group_of(letter) == query.group) and (
+        query.error.lower() in letter.error_details.lower()
     )
 
 
 async def list_dead_groups(state: AppState) -> DeadGroups:
-    """The dead letters by function and reason."""
-    return await state.cached("groups", lambda: dead_groups(state.storage))
+    """The dead letters by error, read every few seconds."""
+
+    async def read() -> DeadGroups:
+        async with state.searches.use() as storage:
+            return await dead_groups(storage)
+
+    return await state.cached("groups", read, max_age=_GROUPS_MAX_AGE)
 
 
 async def list_workers(state: AppState) -> list[WorkerView]:
-    """Every live worker with its running tasks."""
+    """Every live worker with its running tasks, in three reads however many run."""
 
     async def read() -> list[WorkerView]:
+        workers = await live_workers(state.storage)
+        shown = [task_id for worker in workers for task_id in worker.running[:_MAX_RUNNING]]
+        tasks = await _tasks(state.storage, shown)
+        progress = await state.storage.progress_of(shown)
         return [
-            WorkerView(worker=worker, tasks=await _running(state, worker))
-            for worker in await live_workers(state.storage)
+            WorkerView(
+                worker=worker,
+                tasks=tuple(
+                    (tasks[task_id], progress.get(task_id))
+                    for task_id in worker.running[:_MAX_RUNNING]
+                    if task_id in tasks
+                ),
+            )
+            for worker in workers
         ]
 
     return await state.cached("workers", read)
 
 
-async def _running(state: AppState, worker: WorkerInfo) -> tuple[tuple[Task, Progress | None], ...]:
-    tasks = []
-    for task_id in worker.running[:_MAX_RUNNING]:
-        task = await state.storage.get_task(task_id)
-        if task is not None:
-            tasks.append((task, await state.storage.get_progress(task_id)))
-    return tuple(tasks)
+async def _tasks(storage: BaseStorage, ids: Sequence[str]) -> dict[str, Task]:
+    """The running tasks with these ids: from one scan, unless very many run."""
+    scan = await storage.scan_tasks(status=TaskStatus.RUNNING, limit=_MAX_SCANNED)
+    return {task.id: task for task in scan.tasks if task.id in set(ids)}
 
 
 async def list_schedules(state: AppState) -> list[ScheduleView]:
     """Every schedule with its next times and last tasks."""
 
     async def read() -> list[ScheduleView]:
-        return [await _schedule(state, each) for each in await state.queue.schedules.list()]
+        schedules = await state.queue.schedules.list()
+        recent = await newest_tasks(state.storage, _SAMPLED_TASKS) if schedules else []
+        return [await _schedule(state, each, recent) for each in schedules]
 
     return await state.cached("schedules", read)
 
 
-async def _schedule(state: AppState, schedule: Schedule) -> ScheduleView:
+async def _schedule(state: AppState, schedule: Schedule, recent: Sequence[Task]) -> ScheduleView:
     return ScheduleView(
         schedule=schedule,
         upcoming=tuple(await state.queue.schedules.upcoming(schedule.id, 3)),
-        last=await _last_tasks(state, schedule),
+        last=await _last_tasks(state, schedule, recent),
     )
 
 
-async def _last_tasks(state: AppState, schedule: Schedule) -> tuple[Task, ...]:
+async def _last_tasks(
+    state: AppState, schedule: Schedule, recent: Sequence[Task]
+) -> tuple[Task, ...]:
     """The newest tasks of the schedule.
 
     Their ids start with the schedule's id, followed by the time, so they are adjacent in the order
     of ids.
     """
     last, following = schedule.last_at, schedule.next_at
-    if last is None:
-        return ()
-    interval = following - last if following is not None and following > last else _DAY
-    listed = await state.storage.list_tasks(
-        after=task_id_at(schedule.id, last - interval * _LAST_TIMES), limit=_LAST_TIMES * 2
-    )
-    own = [task for task in listed if task.schedule_id == schedule.id]
-    return tuple(reversed(own[-_LAST_TIMES:]))
+    own: list[Task] = []
+    if last is not None:
+        interval = following - last if following is not None and following > last else _DAY
+        listed = await state.storage.list_tasks(
+            after=task_id_at(schedule.id, last - interval * _LAST_TIMES), limit=_LAST_TIMES * 2
+        )
+        own = [task for task in listed if task.schedule_id == schedule.id]
+    # A run that was triggered by hand has an id like any other task.
+    triggered = [task for task in recent if task.schedule_id == schedule.id]
+    known = {task.id: task for task in [*own, *triggered]}
+    return tuple(sorted(known.values(), key=_time_of, reverse=True)[:_LAST_TIMES])
 
 
-async def recent_functions(state: AppState) -> list[str]:
-    """The functions of the newest 300 tasks, as suggestions; cached for 30 seconds."""
+def _time_of(task: Task) -> datetime:
+    return task.eta or task.created_at
+
+
+def search_text(query: TasksQuery) -> str:
+    """The conditions but for the status as one line of search."""
+    named = {
+        "queue": query.queue,
+        "fn": query.function,
+        "id": query.id,
+        "since": query.since,
+        "until": query.until,
+    }
+    terms = [f"{name}:{quoted(text)}" for name, text in named.items() if text]
+    if query.metadata:
+        name, _, value = query.metadata.partition("=")
+        terms.append(f"meta.{name.strip()}:{quoted(value.strip())}")
+    return " ".join([query.q, *terms]).strip()
+
+
+class TaskRow(msgspec.Struct, frozen=True):
+    """A task in a list: its arguments on one line, without secrets."""
+
+    task: Task
+    arguments: str
+
+
+def task_row(task: Task) -> TaskRow:
+    """The task with its arguments as a short text."""
+    if not task.is_verified:
+        return TaskRow(task, "")
+    safe = without_secrets(task)
+    parts = [_short(value) for value in safe.args]
+    parts += [f"{name}={_short(value)}" for name, value in safe.kwargs.items()]
+    text = ", ".join(parts)
+    return TaskRow(task, text if len(text) <= _MAX_ARGUMENTS else f"{text[:_MAX_ARGUMENTS]}…")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(plain(value), ensure_ascii=False)
+    return text if len(text) <= _MAX_ARGUMENT else f"{text[:_MAX_ARGUMENT]}…"
+
+
+async def known_functions(state: AppState) -> list[str]:
+    """The functions that had a run in the last 30 days, and those of the newest tasks; cached."""
 
     async def read() -> list[str]:
-        tasks = await newest_tasks(state.storage, _SAMPLED_TASKS)
-        return sorted({task.func_path for task in tasks})
+        async with state.searches.use() as storage:
+            functions, _ = await known_names(storage)
+            tasks = await newest_tasks(storage, _SAMPLED_TASKS)
+        return sorted({*functions, *(task.func_path for task in tasks)} - {OTHERS})
 
     return await state.cached("functions", read, max_age=_FUNCTIONS_MAX_AGE)
+
+
+async def history_of(state: AppState, span: str, **chosen: Any) -> History:
+    """The history of a range, read again when a minute may have been added."""
+
+    async def read() -> History:
+        async with state.searches.use() as storage:
+            return await run_history(storage, range_of(span), **chosen)
+
+    key = ("history", span, *sorted(chosen.items()))
+    return await state.cached(key, read, max_age=_HISTORY_MAX_AGE)
 
 
 def task_json(task: Task) -> dict[str, Any]:
@@ -240,27 +397,6 @@ def worker_json(view: WorkerView) -> dict[str, Any]:
     shown: dict[str, Any] = plain(view.worker)
     tasks = [{"task": task_json(task), "progress": plain(done)} for task, done in view.tasks]
     return {**shown, "tasks": tasks}
-
-
-def _instant(name: str, text: str | None, now: datetime) -> datetime | None:
-    """The instant that the text names, either directly or as an age."""
-    if text is None:
-        return None
-    if age := _AGE.fullmatch(text.strip()):
-        return now - timedelta(seconds=min(int(age[1]) * UNIT_SECONDS[age[2]], _MAX_AGE_SECONDS))
-    try:
-        instant = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise InvalidValue(
-            f"{name} {text}: expected an instant such as 2026-01-31T12:00Z, or 15m, 2h, 7d"
-        ) from None
-    return _bounded(name, instant.replace(tzinfo=instant.tzinfo or UTC))
-
-
-def _bounded(name: str, instant: datetime) -> datetime:
-    if not 1970 < instant.year < 9000:
-        raise InvalidValue(f"{name}: expected a year after 1970 and before 9000")
-    return instant
 
 
 def _pairs(text: str) -> dict[str, str]:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import functools
+import gzip
+import hashlib
 import json
+import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
+from omniq.cron import describe_cron
 from omniq.dashboard.app_state import state_of
 from omniq.dashboard.cookies import delete_notice, read_notice
 from omniq.dashboard.middleware import User
+from omniq.log.user_frames import user_frames
 from omniq.operations.formatting import (
     count_of,
     format_duration,
@@ -22,7 +27,31 @@ from omniq.operations.formatting import (
     relative_time,
     timeout_text,
 )
+from omniq.operations.run_history import RANGES
 from omniq.to_json import plain
+
+REFRESH_HEADER = "omniq-parts"
+"""With it, a page answers with its live parts only; its value are the digests of those that are known."""
+
+PAGES = (
+    ("/", "Overview"),
+    ("/tasks", "Tasks"),
+    ("/dead", "Dead letters"),
+    ("/queues", "Queues"),
+    ("/functions", "Functions"),
+    ("/workers", "Workers"),
+    ("/schedules", "Schedules"),
+    ("/limits", "Limits"),
+    ("/audit", "Audit log"),
+    ("/storage", "Storage"),
+    ("/api", "API"),
+)
+"""The navigation: path and name of each page."""
+
+SHORTCUTS = tuple((key, path, name) for key, (path, name) in zip("otdqfwslahp", PAGES, strict=True))
+"""The key after `g` that leads to each page."""
+
+R = TypeVar("R", bound=Response)
 
 _MAX_VALUE_LENGTH = 20_000
 
@@ -46,8 +75,24 @@ def environment() -> Environment:
         brief=brief,
         error=lambda letter: brief(letter_line(letter)),
         percent=lambda fraction: f"{fraction:.0%}",
+        seconds=lambda value: "–" if value is None else format_duration(value),
+        digest=_digest,
+        short=short,
+        cron=describe_cron,
+        user_frames=lambda traceback: "\n".join(user_frames(traceback, str)),
+        linked=linked,
+        iso=lambda instant: instant.astimezone(UTC).isoformat(),
+        minute=lambda instant: instant.astimezone(UTC).strftime("%b %d %H:%M"),
     )
-    templates.globals.update(ago=ago, at=at, count_of=count_of)
+    templates.globals.update(
+        ago=ago,
+        at=at,
+        clock=clock,
+        count_of=count_of,
+        time_ranges=tuple(RANGES.values()),
+        nav=PAGES,
+        shortcuts=SHORTCUTS,
+    )
     for name in templates.list_templates():
         # Compiled now, so that the first request does not wait for it.
         templates.get_template(name)
@@ -63,23 +108,49 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
     user: User | None = request.scope.get("omniq.user")
     session = None if user is None else user.session
     notice = "" if session is None or status != 200 else read_notice(request.headers, session)
+    # A script of the page asks for the parts that have changed: it names those that it has.
+    refresh = request.headers.get(REFRESH_HEADER)
     html = request.app.state.templates.get_template(template).render(
         base=request.scope.get("root_path", ""),
         current_path=request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
         query=request.url.query,
         user=user,
         may_change=user is not None and user.role == "operator",
-        token="" if session is None else session.token,
+        # A refresh is compressed. The length of something compressed can disclose a secret in it.
+        token="" if session is None or refresh is not None else session.token,
+        is_refresh=refresh is not None,
+        known_parts=frozenset((refresh or "").split()),
         notice=notice,
         now=state.clock.now(),
         snapshot=None if user is None else state.sampler.latest,
         storage_error=None if user is None else state.sampler.error,
+        snapshot_is_old=state.sampler.age > state.sampler.stale_after,
         **context,
     )
     response = HTMLResponse(html, status)
+    if refresh is not None and accepts_gzip(request):
+        response = compressed(response)
     if notice:
         delete_notice(response, request.scope)
     return response
+
+
+def accepts_gzip(request: Request) -> bool:
+    """Whether the client can read compressed answers."""
+    return "gzip" in request.headers.get("accept-encoding", "")
+
+
+def compressed(response: R) -> R:
+    """The response with its body compressed. Never for one that has a secret."""
+    response.body = gzip.compress(response.body, compresslevel=5, mtime=0)
+    response.headers["content-length"] = str(len(response.body))
+    response.headers["content-encoding"] = "gzip"
+    response.headers["vary"] = "accept-encoding"
+    return response
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
 def own_path(text: str) -> str:
@@ -105,6 +176,12 @@ def at(instant: datetime | None) -> Markup | str:
     return _time(instant, shown.strftime("%Y-%m-%d %H:%M:%S UTC"), "at")
 
 
+def clock(instant: datetime, day_names: bool) -> Markup:
+    """A time of day, or a day, for the axis of a chart; a script shows it in the reader's time zone."""
+    text = instant.astimezone(UTC).strftime("%b %d" if day_names else "%H:%M")
+    return _time(instant, text, "day" if day_names else "clock")
+
+
 def _time(instant: datetime, text: str, kind: str) -> Markup:
     exact = instant.astimezone(UTC).isoformat()
     return Markup('<time datetime="{0}" title="{0}" data-time="{1}">{2}</time>').format(
@@ -119,6 +196,29 @@ def number(value: float) -> str:
     ('1,234', '12.3 M')
     """
     return f"{value / 1_000_000:.1f} M" if value >= 10_000_000 else f"{value:,.0f}"
+
+
+def short(value: float) -> str:
+    """A count that needs little room.
+
+    >>> short(987), short(12_345)
+    ('987', '12 k')
+    """
+    return f"{value:,.0f}" if value < 10_000 else f"{value / 1000:,.0f} k"
+
+
+_TASK_ID = re.compile(r"\bTask ([0-9A-Za-z_.-]{1,128}) ")
+
+
+def linked(notice: str, base: str) -> Markup:
+    """A message in which the id of a task leads to its page."""
+    parts = _TASK_ID.split(notice, maxsplit=1)
+    if len(parts) != 3:
+        return Markup("{}").format(notice)
+    before, task_id, after = parts
+    return Markup('{}Task <a href="{}/tasks/{}">{}</a> {}').format(
+        before, base, task_id, task_id, after
+    )
 
 
 def rate(value: float) -> str:

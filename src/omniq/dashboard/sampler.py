@@ -2,7 +2,7 @@
 
 The storage is read equally often for one viewer and for many. A snapshot does not wait until a
 large storage is counted: it has the last counts, and says when they were made. Snapshots that take
-long make the interval longer, and no page waits for them. Without viewers, snapshots are taken less
+long make the interval longer, up to a maximum, and no page waits for them. Without viewers, snapshots are taken less
 often, and after 15 minutes they stop.
 """
 
@@ -27,11 +27,15 @@ _IDLE_INTERVAL = 10.0
 _IDLE_AFTER = 30.0
 _STOP_AFTER = 900.0
 _MAX_POINTS = 450
-_MAX_QUEUES = 20
+_MAX_QUEUES = 500
 _PAGE_TIMEOUT = 0.1
 _COUNT_TIMEOUT = 0.03
 _MIN_PAUSE_FACTOR = 10
 """The interval is at least this many times the duration of the last snapshot."""
+
+_MAX_INTERVAL = 10.0
+_STALE_AFTER = 3
+"""Intervals without a new snapshot after which the data is called old."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +70,7 @@ class Sampler:
         self._refresh_task: asyncio.Task[None] | None = None
         self._failure: OmniqError | None = None
         self._refreshed_at = float("-inf")
+        self._taken_at = float("-inf")
         self._requested_at = float("-inf")
         self._loop_task: asyncio.Task[None] | None = None
         self._next: asyncio.Future[None] | None = None
@@ -89,6 +94,16 @@ class Sampler:
     def latest(self) -> Snapshot | None:
         """The latest snapshot, of any age; does not read the storage."""
         return self._latest
+
+    @property
+    def age(self) -> float:
+        """Seconds since the latest snapshot was taken."""
+        return max(0.0, self._clock.monotonic() - self._taken_at)
+
+    @property
+    def stale_after(self) -> float:
+        """The age in seconds from which on a snapshot is stale."""
+        return _STALE_AFTER * self._interval
 
     @property
     def error(self) -> str:
@@ -153,10 +168,14 @@ class Sampler:
             if self._failure is None:
                 write(WorkerProblem.of("dashboard", error))
             self._failure = error
+            # The next one soon: it is needed most when the storage responds again.
+            self._interval = self._min_interval
             return
         now = self._clock.monotonic()
-        self._failure = None
-        self._interval = max(self._min_interval, _MIN_PAUSE_FACTOR * (now - began))
+        was_failing, self._failure = self._failure is not None, None
+        self._taken_at = now
+        pause = 0.0 if was_failing else _MIN_PAUSE_FACTOR * (now - began)
+        self._interval = max(self._min_interval, min(pause, _MAX_INTERVAL))
         self._refreshed_at = now if changes == self._changes else float("-inf")
         if self._latest.overview.counted_at is not None:
             self.points.append(_point(now, self._latest.overview))
@@ -192,7 +211,7 @@ def _point(at: float, overview: Overview) -> Point:
     return Point(
         at=at,
         finished=rates.finished if rates else 0.0,
-        failed=rates.failed if rates else 0.0,
+        failed=rates.failed + rates.retried if rates else 0.0,
         waiting=by_status[TaskStatus.PENDING] + by_status[TaskStatus.RETRYING],
         by_queue={line.name: line.waiting for line in overview.queues[:_MAX_QUEUES]},
     )

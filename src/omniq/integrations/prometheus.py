@@ -20,6 +20,7 @@ from omniq import events
 from omniq.errors import OmniqError
 from omniq.events import Event, TaskEvent
 from omniq.integrations.storage_metrics import StorageMetrics
+from omniq.operations.run_history import History
 from omniq.tasks.context import current_task
 
 _SECONDS = (0.005, 0.02, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200)
@@ -121,6 +122,7 @@ class StorageCollector(Collector):
         """The current metrics."""
         try:
             stats, workers = self._metrics.read()
+            history = self._metrics.history()
         except OmniqError:
             yield GaugeMetricFamily("omniq_storage_up", "Whether the storage responds.", 0)
             return
@@ -146,3 +148,33 @@ class StorageCollector(Collector):
         yield GaugeMetricFamily(
             "omniq_workers_stalled", "Workers with a lease that make no progress.", stalled
         )
+        yield from _history_metrics(history)
+
+
+def _history_metrics(history: History) -> Iterator[Metric]:
+    """What the dashboard shows of the last 15 minutes, of all workers together."""
+    labels = ["func"]
+    runs = GaugeMetricFamily(
+        "omniq_fleet_runs",
+        "Runs of all workers in the last 15 minutes.",
+        labels=[*labels, "outcome"],
+    )
+    waits = GaugeMetricFamily(
+        "omniq_fleet_wait_seconds",
+        "Time from due to started in the last 15 minutes.",
+        labels=[*labels, "quantile"],
+    )
+    times = GaugeMetricFamily(
+        "omniq_fleet_run_seconds",
+        "Duration of runs in the last 15 minutes.",
+        labels=[*labels, "quantile"],
+    )
+    for func_path, figures in history.functions.items():
+        for outcome in ("succeeded", "retried", "failed", "stopped"):
+            runs.add_metric([func_path, outcome], getattr(figures, outcome))
+        for quantile, name in (("0.5", "p50"), ("0.95", "p95"), ("0.99", "p99")):
+            for family, prefix in ((waits, "wait"), (times, "run")):
+                value = getattr(figures, f"{prefix}_{name}")
+                if value is not None:
+                    family.add_metric([func_path, quantile], value)
+    yield from (runs, waits, times)

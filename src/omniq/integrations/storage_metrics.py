@@ -11,14 +11,16 @@ from omniq._portal import Portal
 from omniq.errors import StorageError
 from omniq.models import QueueStats, WorkerInfo
 from omniq.operations.health import live_workers
+from omniq.operations.run_history import RANGES, History, run_history
 from omniq.storage import BaseStorage
 
 _MAX_AGE = 2.0
 _TIMEOUT = 5.0
+_HISTORY_MAX_AGE = 30.0
 
 
 class StorageMetrics:
-    """Reads counts and workers of a storage over a separate connection."""
+    """Reads counts, workers and the history of a storage over a separate connection."""
 
     def __init__(self, storage: BaseStorage) -> None:
         self._clock = storage.clock
@@ -26,6 +28,8 @@ class StorageMetrics:
         self._portal = Portal()
         self._lock = threading.Lock()
         self._read_at = float("-inf")
+        self._history: History | None = None
+        self._history_at = float("-inf")
         self._newest: tuple[QueueStats, list[WorkerInfo]] | None = None
 
     def read(self) -> tuple[QueueStats, list[WorkerInfo]]:
@@ -39,6 +43,24 @@ class StorageMetrics:
                 self._newest = self._portal.run(self._read_now())
                 self._read_at = now
             return self._newest
+
+    def history(self) -> History:
+        """How runs of the whole fleet ended in the last 15 minutes, at most half a minute old."""
+        with self._lock:
+            now = self._clock.monotonic()
+            if self._history is None or now - self._history_at > _HISTORY_MAX_AGE:
+                self._history = self._portal.run(self._read_history())
+                self._history_at = now
+            return self._history
+
+    async def _read_history(self) -> History:
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                if not self._storage.is_open:
+                    await self._storage.open()
+                return await run_history(self._storage, RANGES["15m"], parts=True)
+        except TimeoutError as error:
+            raise StorageError(f"the storage did not respond within {_TIMEOUT:g} s") from error
 
     async def _read_now(self) -> tuple[QueueStats, list[WorkerInfo]]:
         try:

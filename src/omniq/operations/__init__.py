@@ -8,12 +8,17 @@ Plain data and plain functions, without any layout:
 - `limits`: running limits and rate limits, with the tasks that hold them.
 - `overview`: counts, rates, latencies, queues, workers and failures.
 - `background_count`: counts a large storage in the background.
-- `find_tasks`: tasks by filter, one page at a time.
+- `run_history`: how runs ended over a time range, by function, queue and worker.
+- `search_query`: a search for tasks as one line of text.
+- `task_match`: whether a task is what a search describes.
+- `find_tasks`: tasks by search, one page at a time.
+- `failed_tasks`: tasks by error or worker.
+- `waiting_reasons`: why the tasks of a queue wait, counted.
 - `newest`: the newest tasks and dead letters.
 - `task_detail`: everything known about one task.
 - `task_changes`: another priority, queue or eta of one waiting task.
 - `explain`: why a task does not run, or how it ended.
-- `dead_groups`: dead letters grouped by function and reason.
+- `dead_groups`: dead letters grouped by error.
 - `bulk_actions`: retry, cancel, delete and purge many tasks.
 - `doctor`: what a storage guarantees, and how its server is configured.
 - `redaction`: hides secrets in arguments.

@@ -16,6 +16,8 @@ from omniq.storage.base import BaseStorage
 _PAUSE_FACTOR = 10
 """The pause after a count is at least this many times as long as the count took."""
 
+_MAX_PAUSE = 30.0
+
 UNCOUNTED = QueueStats(
     by_status=dict.fromkeys(TaskStatus, 0), by_queue={}, oldest_due_age=0.0, dead=0
 )
@@ -76,7 +78,8 @@ class BackgroundCount:
         now = self._clock.monotonic()
         self.latest = Count(stats, self._clock.now(), now)
         is_current = changes == self._changes
-        self._next_at = now + _PAUSE_FACTOR * (now - began) if is_current else float("-inf")
+        pause = min(_PAUSE_FACTOR * (now - began), _MAX_PAUSE)
+        self._next_at = now + pause if is_current else float("-inf")
         return self.latest
 
     def _done(self, task: asyncio.Task[Count]) -> None:

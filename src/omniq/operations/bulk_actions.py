@@ -11,7 +11,14 @@ from datetime import datetime
 
 import msgspec
 
-from omniq.errors import DuplicateTask, QueueFull
+from omniq.errors import (
+    DuplicateTask,
+    KeyNeeded,
+    QueueFull,
+    SerializationError,
+    TaskNotFound,
+    TaskNotWaiting,
+)
 from omniq.models import Task, TaskStatus, type_of
 from omniq.storage.base import BaseStorage
 
@@ -96,6 +103,23 @@ async def cancel_tasks(
         return "no such task on record" if known is None else f"ended already: {known.status}"
 
     return await _each(ids, cancel, on_progress)
+
+
+async def run_now(
+    storage: BaseStorage, ids: Iterable[str], *, on_progress: OnProgress = no_progress
+) -> BulkReport:
+    """Make these waiting tasks due now. Pauses and limits hold."""
+
+    async def run(task_id: str) -> str | None:
+        try:
+            await storage.run_task_now(task_id)
+        except TaskNotFound:
+            return "no such task on record"
+        except (TaskNotWaiting, SerializationError, KeyNeeded) as error:
+            return str(error)
+        return None
+
+    return await _each(ids, run, on_progress)
 
 
 async def purge(

@@ -1,6 +1,6 @@
 """Tasks by filter, one page at a time.
 
-A storage filters by status, queue, function and time; metadata and id prefix are checked here.
+A storage filters by status, queue, function and time; the other conditions are checked here.
 """
 
 from __future__ import annotations
@@ -9,76 +9,67 @@ from collections.abc import Iterable
 from datetime import datetime
 from itertools import takewhile
 
-import msgspec
-
 from omniq.errors import InvalidValue, TaskNotFound
-from omniq.models import Task, TaskStatus
+from omniq.models import Task
+from omniq.operations.failed_tasks import find_failed_tasks
+from omniq.operations.search_query import TaskSearch
+from omniq.operations.task_match import TaskPage, matches
 from omniq.storage.base import BaseStorage
 
-_CHUNK = 250
-_MAX_CHUNKS = 6
-_MAX_SCANS = 3
+_CHUNK = 1_000
+PATIENCE = 2.5
+"""Seconds that a search takes at most, about: what it has not read is on the next page."""
+
 _SHORTEST_PREFIX = 6
 
 
-class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which tasks. `since` and `until` bound the time of enqueue, `metadata` maps name to text.
-
-    `prefix` is the beginning of the id.
-    """
-
-    status: TaskStatus | None = None
-    queue: str | None = None
-    func_path: str | None = None
-    prefix: str = ""
-    since: datetime | None = None
-    until: datetime | None = None
-    metadata: dict[str, str] = {}
-
-
-class TaskPage(msgspec.Struct, frozen=True):
-    """Some tasks, newest first. `cursor` starts the next page; None: this is the last page.
-
-    `is_cut`: the search stopped early to bound its time, so the page may be short or empty although
-    `cursor` leads to more tasks.
-    """
-
-    tasks: tuple[Task, ...]
-    cursor: str | None
-    is_cut: bool
-
-
 async def find_tasks(
-    storage: BaseStorage, wanted: TaskFilter, *, limit: int, cursor: str | None = None
+    storage: BaseStorage,
+    wanted: TaskSearch,
+    *,
+    limit: int,
+    cursor: str | None = None,
+    patience: float = PATIENCE,
 ) -> TaskPage:
-    """One page of the tasks that match, newest first; with a prefix, in order of id."""
+    """One page of the tasks that match, newest first; with a prefix, in order of id.
+
+    It searches for up to `patience` seconds. Tasks by error or worker are in order of their last failure.
+    """
+    if wanted.reads_failures:
+        return await find_failed_tasks(
+            storage, wanted, limit=limit, cursor=cursor, patience=patience
+        )
     if wanted.prefix:
         return await _by_prefix(storage, wanted, limit, cursor)
+    clock = storage.clock
+    deadline, read = clock.monotonic() + patience, 0
     found: list[Task] = []
-    for _ in range(_MAX_CHUNKS if wanted.metadata else _MAX_SCANS):
+    reached: datetime | None = None
+    while True:
         scan = await storage.scan_tasks(
             status=wanted.status,
             queue=wanted.queue,
             func_path=wanted.func_path,
-            limit=_CHUNK if wanted.metadata else limit - len(found),
+            limit=_CHUNK if wanted.is_filtered_here else limit - len(found),
             until=wanted.until,
             cursor=cursor,
         )
         for number, task in enumerate(scan.tasks):
+            read, reached = read + 1, task.created_at
             if _is_before(task, wanted.since):
-                return TaskPage(tuple(found), None, False)
-            if not _matches(task, wanted):
+                return TaskPage(tuple(found), None, False, wanted.since, read)
+            if not matches(task, wanted):
                 continue
             found.append(task)
             if len(found) == limit:
                 is_last = number == len(scan.tasks) - 1
-                return TaskPage(
-                    tuple(found), scan.cursor if is_last else scan.cursors[number], False
-                )
+                following = scan.cursor if is_last else scan.cursors[number]
+                return TaskPage(tuple(found), following, False, reached, read)
         cursor = scan.cursor
         if cursor is None:
-            break
-    return TaskPage(tuple(found), cursor, cursor is not None)
+            return TaskPage(tuple(found), None, False, reached, read)
+        if clock.monotonic() >= deadline:
+            return TaskPage(tuple(found), cursor, True, reached, read)
 
 
 async def full_id(storage: BaseStorage, text: str) -> str:
@@ -110,7 +101,7 @@ async def full_ids(storage: BaseStorage, texts: Iterable[str] | None) -> list[st
 
 
 async def _by_prefix(
-    storage: BaseStorage, wanted: TaskFilter, limit: int, cursor: str | None
+    storage: BaseStorage, wanted: TaskSearch, limit: int, cursor: str | None
 ) -> TaskPage:
     """One page of the tasks whose id begins with the prefix: they are adjacent in order of id.
 
@@ -119,7 +110,7 @@ async def _by_prefix(
     exact = None if cursor else await storage.get_task(wanted.prefix)
     listed = await storage.list_tasks(limit=_CHUNK + limit, after=cursor or wanted.prefix)
     with_prefix = list(takewhile(lambda task: task.id.startswith(wanted.prefix), listed))
-    matching = [task for task in ([exact] if exact else []) + with_prefix if _matches(task, wanted)]
+    matching = [task for task in ([exact] if exact else []) + with_prefix if matches(task, wanted)]
     if len(matching) > limit:
         return TaskPage(tuple(matching[:limit]), matching[limit - 1].id, False)
     is_cut = len(with_prefix) == _CHUNK + limit
@@ -128,18 +119,3 @@ async def _by_prefix(
 
 def _is_before(task: Task, since: datetime | None) -> bool:
     return since is not None and task.created_at < since
-
-
-def _matches(task: Task, wanted: TaskFilter) -> bool:
-    return (
-        (wanted.status is None or task.status is wanted.status)
-        and (wanted.queue is None or task.queue == wanted.queue)
-        and (wanted.func_path is None or task.func_path == wanted.func_path)
-        and (wanted.since is None or task.created_at >= wanted.since)
-        and (wanted.until is None or task.created_at < wanted.until)
-        and all(_text(task.metadata.get(name)) == text for name, text in wanted.metadata.items())
-    )
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -211,7 +211,7 @@ async def live_workers(
     seconds = storage.settings.stalled_after if limits is None else limits.stalled_after
     stalled_after = timedelta(seconds=seconds)
     return [
-        msgspec.structs.replace(worker, stalled=True)
+        msgspec.structs.replace(worker, stalled=True, late=True)
         if worker.concurrency and now - worker.last_heartbeat > stalled_after
         else worker
         for worker in await storage.workers()

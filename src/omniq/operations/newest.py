@@ -1,22 +1,24 @@
-"""The newest tasks and dead letters of a storage that lists them oldest first."""
+"""The newest tasks, and the dead letters that failed last."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from datetime import datetime
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from omniq.clock import encode_id
+from omniq.clock import from_micros, to_micros
+from omniq.errors import InvalidValue
 from omniq.models import DeadLetter, Task, TaskStatus, type_of
 from omniq.storage.base import BaseStorage
 
 T = TypeVar("T")
 
 _MIN_PAGE = 200
-_MARGIN = 2
-_FIRST_SPAN = 2_000
-_WIDENING = 8
-_MAX_PAGES = 50
+_DEAD_PAGE = 500
+_FIRST_DEAD_SPAN, _SHORTEST_SPAN = timedelta(minutes=10), timedelta(microseconds=1)
+_EARLIEST = datetime(1970, 1, 2, tzinfo=UTC)
+_AHEAD = timedelta(days=1)
+"""The clocks of the workers that recorded failures may be ahead."""
 
 
 async def newest_tasks(
@@ -56,65 +58,82 @@ async def newest_dead(
     until: datetime | None = None,
     task_type: str | None = None,
 ) -> list[DeadLetter]:
-    """The dead letters of the newest tasks, latest failure first."""
+    """The dead letters that failed last, latest failure first."""
+    letters = dead_newest_first(
+        storage, func_path=func_path, reason=reason, since=since, until=until, task_type=task_type
+    )
+    return [letter async for letter in take(letters, limit)]
 
-    async def page(after: str, size: int) -> list[DeadLetter]:
+
+async def take(items: AsyncIterator[T], limit: int) -> AsyncIterator[T]:
+    """The first `limit` items."""
+    if limit <= 0:
+        return
+    async for item in items:
+        yield item
+        limit -= 1
+        if not limit:
+            return
+
+
+async def dead_newest_first(
+    storage: BaseStorage,
+    *,
+    func_path: str | None = None,
+    reason: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    task_type: str | None = None,
+    before: str = "",
+) -> AsyncIterator[DeadLetter]:
+    """Dead letters, latest failure first, read in pages: a storage lists those of a time in order of id.
+
+    `before` is `position_of` the last letter of the previous page.
+    """
+
+    async def page(first: datetime, end: datetime, after: str = "") -> list[DeadLetter]:
         return await storage.list_dead(
             func_path=func_path,
             reason=reason,
-            since=since,
-            until=until,
-            limit=size,
+            since=first,
+            until=end,
+            limit=_DEAD_PAGE,
             after=after,
             task_type=task_type,
         )
 
-    found = await _newest(storage, page, lambda letter: letter.task_id, limit)
-    return sorted(found, key=lambda letter: letter.last_failure, reverse=True)[:limit]
+    earliest = since or _EARLIEST
+    end = until or storage.clock.now() + _AHEAD
+    if before:
+        # Others may have failed at the same time.
+        end = min(end, _instant_of(before) + _SHORTEST_SPAN)
+    span = _FIRST_DEAD_SPAN
+    while end > earliest:
+        first = max(earliest, end - min(span, end - earliest))
+        found = await page(first, end)
+        if len(found) == _DEAD_PAGE and end - first > _SHORTEST_SPAN:
+            span = max((end - first) / 8, _SHORTEST_SPAN)
+            continue
+        while len(found) % _DEAD_PAGE == 0 and found:
+            # Very many failed in the same microsecond.
+            more = await page(first, end, found[-1].task_id)
+            found += more
+            if not more:
+                break
+        for letter in sorted(found, key=position_of, reverse=True):
+            if not before or position_of(letter) < before:
+                yield letter
+        end = first
+        span *= 8 if len(found) < _DEAD_PAGE // 8 else 1
 
 
-async def _newest(
-    storage: BaseStorage,
-    page: Callable[[str, int], Awaitable[list[T]]],
-    id_of: Callable[[T], str],
-    limit: int,
-) -> list[T]:
-    """The last `limit` items by id, or a few more, in a few pages of bounded size.
+def position_of(letter: DeadLetter) -> str:
+    """A text that sorts dead letters by the time of the last failure, then by id."""
+    return f"{to_micros(letter.last_failure):016d}-{letter.task_id}"
 
-    Ids begin with a timestamp, so a time is found by bisection, after which enough items follow.
-    """
-    size = limit * _MARGIN + _MIN_PAGE
 
-    async def read_after(after: str) -> tuple[list[T], bool]:
-        """The items after that id, and whether there may be more."""
-        found = await page(after, size)
-        return found, len(found) == size
-
-    first, is_cut = await read_after("")
-    if not is_cut:
-        return first
-    now, span = storage.clock.micros() // 1000, _FIRST_SPAN
-    found, is_cut = await read_after(encode_id(now - span, 0))
-    while len(found) < limit:
-        span *= _WIDENING
-        if span > now:
-            # The ids were chosen by the application and sort before all generated ones.
-            return first
-        found, is_cut = await read_after(encode_id(now - span, 0))
-    # Enough items follow `early`, perhaps too few follow `late`: bisect until all items after
-    # `early` fit into one page.
-    early, late = now - span, now - span // _WIDENING
-    while is_cut and late - early > 1:
-        middle = (early + late) // 2
-        closer, is_closer_cut = await read_after(encode_id(middle, 0))
-        if len(closer) >= limit:
-            early, found, is_cut = middle, closer, is_closer_cut
-        else:
-            late = middle
-    # One call can enqueue thousands of tasks within a millisecond: page through them.
-    for _ in range(_MAX_PAGES):
-        if not is_cut:
-            break
-        more, is_cut = await read_after(id_of(found[-1]))
-        found = (found + more)[-size:]
-    return found
+def _instant_of(position: str) -> datetime:
+    digits = position.partition("-")[0]
+    if not (digits.isascii() and digits.isdecimal() and len(digits) == 16):
+        raise InvalidValue("after: pass one that an earlier page returned")
+    return from_micros(int(digits))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -19,6 +19,8 @@ from omniq.operations.health import (
     unrunnable_functions,
 )
 from omniq.operations.newest import newest_dead, newest_tasks
+from omniq.operations.run_history import known_names
+from omniq.run_counts import OTHERS
 from omniq.storage.base import BaseStorage
 from omniq.to_json import JsonRecord
 
@@ -28,10 +30,11 @@ _SAMPLED_RESULTS = 20
 _FAILURES = 5
 _MAX_RUNNING = 2_000
 _CHECK_EVERY = 5.0
+_NAMES_EVERY = 120.0
 
 
 class QueueInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
-    """A queue that has tasks, is paused or is served. `workers` is the number that serve it.
+    """A queue that has tasks, is paused, is served, or had a run lately. `workers` is the number that serve it.
 
     `oldest_due_age` is how many seconds ago the oldest of its waiting tasks became due.
     """
@@ -53,11 +56,16 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """Tasks per second over the last seconds. A purge in that time makes them too small."""
+    """Runs per second over the last seconds, as the live workers count them.
+
+    `finished` runs were the last of their tasks, and `failed` ones among them made dead letters; `retried` ones
+    failed and are repeated. `enqueued` is computed from them and from the number of tasks that have not ended.
+    """
 
     enqueued: float
     finished: float
     failed: float
+    retried: float = 0.0
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,10 +92,10 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Sample(msgspec.Struct, frozen=True):
-    at: float
-    known: int
-    ended: int
-    failed: int
+    """What a worker had counted when it renewed its lease."""
+
+    at: datetime
+    runs: tuple[int, int, int]
 
 
 class _RecentTasks(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +114,10 @@ class Monitor:
     def __init__(self, storage: BaseStorage) -> None:
         self._storage = storage
         self._count = BackgroundCount(storage)
-        self._samples: deque[_Sample] = deque()
-        self._rated: Count | None = None
-        self._rates: Rates | None = None
+        self._samples: dict[str, deque[_Sample]] = {}
+        self._live: deque[tuple[float, int]] = deque()
+        self._known_queues: tuple[str, ...] = ()
+        self._read_names_at = float("-inf")
         self._recent: _RecentTasks | None = None
         self._unrunnable: tuple[UnrunnableFunction, ...] = ()
         self._check_at = 0.0
@@ -121,8 +130,6 @@ class Monitor:
         breakers = await breakers_of(storage)
         count = await self._count.wait(counting, count_timeout)
         stats = UNCOUNTED if count is None else count.stats
-        if count is not None and count is not self._rated:
-            self._rated, self._rates = count, self._rates_of(count)
         recent = await self._recent_tasks(stats)
         return Overview(
             at=storage.clock.now(),
@@ -131,12 +138,12 @@ class Monitor:
             by_status=stats.by_status,
             oldest_due_age=stats.oldest_due_age,
             dead=stats.dead,
-            queues=tuple(await _summaries(storage, stats, workers)),
+            queues=tuple(await _summaries(storage, stats, workers, await self._queues_with_runs())),
             workers=tuple(workers),
             breakers=tuple(breakers),
             wait=recent.wait,
             run=recent.run,
-            rates=self._rates,
+            rates=self._rates_of(workers, count),
             failures=recent.failures,
             unrunnable=await self._unrunnable_functions(workers, stats.oldest_due_age),
         )
@@ -180,33 +187,75 @@ class Monitor:
             )
         return self._recent
 
-    def _rates_of(self, count: Count) -> Rates | None:
-        """The growth of the counts since the oldest sample of the window, per second."""
-        by_status = count.stats.by_status
-        failed = by_status[TaskStatus.FAILED]
-        ended = by_status[TaskStatus.SUCCESS] + failed + by_status[TaskStatus.CANCELLED]
-        now = _Sample(count.measured_at, sum(by_status.values()), ended, failed)
-        self._samples.append(now)
-        while now.at - self._samples[0].at > _WINDOW and len(self._samples) > 2:
-            self._samples.popleft()
-        first = self._samples[0]
-        seconds = now.at - first.at
+    async def _queues_with_runs(self) -> tuple[str, ...]:
+        """The queues that had a run lately, read every few minutes: an idle queue stays listed."""
+        now = self._storage.clock.monotonic()
+        if now >= self._read_names_at:
+            self._read_names_at = now + _NAMES_EVERY
+            _, queues = await known_names(self._storage)
+            self._known_queues = tuple(queues)
+        return self._known_queues
+
+    def _rates_of(self, workers: Sequence[WorkerInfo], count: Count | None) -> Rates | None:
+        """The growth of what each worker has counted; None until there are two counts, and two heartbeats."""
+        growth = self._growth(count)
+        self._samples = {
+            worker.id: self._samples.get(worker.id, deque())
+            for worker in workers
+            if not worker.late
+        }
+        rates = [self._rate_of(worker) for worker in workers if worker.id in self._samples]
+        known = [rate for rate in rates if rate is not None]
+        if growth is None or (rates and not known):
+            return None
+        succeeded, failed, retried = (sum(rate[part] for rate in known) for part in range(3))
+        return Rates(
+            enqueued=max(0.0, succeeded + failed + growth),
+            finished=succeeded + failed,
+            failed=failed,
+            retried=retried,
+        )
+
+    def _rate_of(self, worker: WorkerInfo) -> tuple[float, float, float] | None:
+        """How many runs a second succeeded, failed and were retried, between two heartbeats."""
+        samples = self._samples[worker.id]
+        runs = (worker.succeeded, worker.failed, worker.retried)
+        if not samples or samples[-1].at != worker.last_heartbeat:
+            samples.append(_Sample(worker.last_heartbeat, runs))
+        while len(samples) > 2 and (samples[-1].at - samples[0].at).total_seconds() > _WINDOW:
+            samples.popleft()
+        seconds = (samples[-1].at - samples[0].at).total_seconds()
         if seconds <= 0:
             return None
-        return Rates(
-            enqueued=max(0, now.known - first.known) / seconds,
-            finished=max(0, now.ended - first.ended) / seconds,
-            failed=max(0, now.failed - first.failed) / seconds,
+        first, last = samples[0].runs, samples[-1].runs
+        succeeded, failed, retried = (
+            max(0, after - before) / seconds for before, after in zip(first, last, strict=True)
         )
+        return succeeded, failed, retried
+
+    def _growth(self, count: Count | None) -> float | None:
+        """By how many tasks a second those that have not ended became more; None before two counts."""
+        if count is None:
+            return None
+        live = sum(
+            number for status, number in count.stats.by_status.items() if not status.is_final
+        )
+        if not self._live or self._live[-1][0] != count.measured_at:
+            self._live.append((count.measured_at, live))
+        while len(self._live) > 2 and count.measured_at - self._live[0][0] > _WINDOW:
+            self._live.popleft()
+        (began, before), (ended, after) = self._live[0], self._live[-1]
+        return (after - before) / (ended - began) if ended > began else None
 
 
 async def queue_summaries(storage: BaseStorage) -> list[QueueInfo]:
-    """Every queue that has tasks, is paused, or is named by a worker."""
-    return await _summaries(storage, await storage.stats(), await storage.workers())
+    """Every queue that has tasks, is paused, is named by a worker, or had a run in the last 30 days."""
+    _, names = await known_names(storage)
+    return await _summaries(storage, await storage.stats(), await storage.workers(), names)
 
 
 async def _summaries(
-    storage: BaseStorage, stats: QueueStats, workers: Sequence[WorkerInfo]
+    storage: BaseStorage, stats: QueueStats, workers: Sequence[WorkerInfo], known: Iterable[str]
 ) -> list[QueueInfo]:
     paused = await storage.paused_queues()
     scan = await storage.scan_tasks(status=TaskStatus.RUNNING, limit=_MAX_RUNNING)
@@ -221,7 +270,7 @@ async def _summaries(
             paused=name in paused,
             oldest_due_age=stats.oldest_by_queue.get(name, 0.0),
         )
-        for name in sorted({*stats.by_queue, *paused, *named})
+        for name in sorted({*stats.by_queue, *paused, *named, *known} - {OTHERS})
     ]
 
 

@@ -25,7 +25,7 @@ class AsyncQueues(_Operator):
     """The named queues of a storage: `queue.queues`."""
 
     async def list(self) -> list[QueueInfo]:
-        """Return the queues that have tasks, are paused, or are named by a worker, in name order."""
+        """Return the queues that have tasks, are paused, are named by a worker, or had a run in 30 days."""
         return await queue_summaries(self._storage)
 
     async def paused(self) -> frozenset[str]:

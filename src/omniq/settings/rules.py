@@ -24,6 +24,7 @@ _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _WORD = re.compile(r"\S+")
 _PREFIX = re.compile(r"[^{}\s]{1,100}")
+_VERSION = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 
 RetryPolicy = ExponentialBackoff | LinearBackoff | tuple[float, ...]
 """The delays before retries: a backoff, or a list of seconds."""
@@ -341,6 +342,7 @@ RULES: dict[str, _Rule] = {
     "stalled_after": _Seconds(),
     "stuck_grace": _Seconds(zero=True),
     "endless_after": _Seconds(),
+    "app_version": _Text("expected a version or a commit, up to 64 letters", _VERSION),
 }
 
 

@@ -69,6 +69,9 @@ class Settings:
     A worker is stalled if its last heartbeat is older than `stalled_after`. A task is stuck if its run
     exceeds its timeout by `stuck_grace` or, without a timeout, lasts for `endless_after`.
 
+    `app_version` names the version of the application, such as a commit: its first start is a mark in the history
+    of runs. Without it, a digest of the modules with the tasks is used.
+
     Root opens only stores of root, unless `root_opens_any_store`: the owner of a file or folder
     chooses what its workers run.
     """
@@ -113,6 +116,7 @@ class Settings:
     stalled_after: float = 10.0
     stuck_grace: float = 10.0
     endless_after: float = 3_600.0
+    app_version: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict, init=False, compare=False)
     """Where each value came from: "default", "argument", the variable, or the file.
 

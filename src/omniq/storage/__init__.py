@@ -26,7 +26,7 @@
 | `enqueue_batcher` | writes concurrent enqueues together, for backends on a server |
 | `wakeups` | wake-ups within one process |
 | `permissions` | refuses files and folders that other users may write to |
-| `memory`, `file`, `sqlite`, `postgres`, `redis`, `s3` | the backends, a package each |
+| `memory`, `file`, `sqlite`, `postgres`, `redis`, `nats`, `s3` | the backends, a package each |
 | `log` | the common part of backends on a log that can only be appended to |
 """
 

@@ -599,11 +599,12 @@ class BaseStorage(Flows):
         stalled: bool = False,
         stopping: bool = False,
         runnable: Runnable | None = None,
+        runs: tuple[int, int, int] = (0, 0, 0),
     ) -> Renewal:
         """Extend this owner's lease by `lease` seconds, with one write.
 
         Without `lease`: by the same length as the last renewal, or by that of the settings. The other
-        arguments are what `workers` shows of this owner.
+        arguments are what `workers` shows of this owner; `runs` are those that succeeded, failed, and are retried.
 
         L1. While its lease is valid, nothing an owner holds is given to another owner.
         L2. Renewing is idempotent: a lost reply does no harm.
@@ -632,6 +633,9 @@ class BaseStorage(Flows):
             concurrency=concurrency,
             queues=tuple(queues),
             runnable=runnable,
+            succeeded=runs[0],
+            failed=runs[1],
+            retried=runs[2],
         )
         hit("renew.before")
         try:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from omniq.clock import Clock, seconds_to_micros
+from omniq.clock import Clock, from_micros, seconds_to_micros
 from omniq.errors import (
     LeaseLost,
     StaleClaim,
@@ -23,7 +23,7 @@ from omniq.errors import (
     TaskNotWaiting,
 )
 from omniq.failpoints import hit
-from omniq.models import Runnable, TaskStatus, WorkerInfo
+from omniq.models import EndedWorker, Runnable, TaskStatus, WorkerInfo
 from omniq.outcomes import Outcome, Released
 from omniq.serialization import Serializer, encode_internal
 from omniq.storage import row_rules
@@ -83,6 +83,7 @@ class Engine(FlowEngine):
         self._newer_functions: set[str] = set()
         self._encode_finish = encode_finish
         self._known = KnownRows()
+        self._is_worker = False
 
     # Enqueue
 
@@ -378,6 +379,7 @@ class Engine(FlowEngine):
         """Extend the owner's lease; returns what it holds."""
         holder = self._identity.holder(info.id)
         reply = await self.backend.renew(info, length, holder)
+        self._is_worker = bool(info.concurrency)
         check_reader(decode_record(reply.store))
         if reply.renewal is None:
             stopped_for = self._clock.boot_micros() - self._identity.lease_until
@@ -442,11 +444,27 @@ class Engine(FlowEngine):
     async def retire(self, owner: str) -> None:
         """Release what the owner holds, uncharged, and end its lease."""
 
+        lease = await self._lease_of(owner) if self._is_worker else None
         # Released first: between the two, a crash would be charged to what is still held. And again,
         # because a claim of the owner may have been under way.
         await self._release_all(owner)
         await self.backend.fence(owner, retires=True)
         await self._release_all(owner)
+        if lease is not None:
+            await self._ended(lease)
+
+    async def _lease_of(self, owner: str) -> Lease | None:
+        return next((each for each in await self.backend.leases() if each.owner == owner), None)
+
+    async def _ended(self, lease: Lease, why: str = "", tasks: int = 0) -> None:
+        """Store for operators that a worker has ended. Nothing depends on it."""
+        if lease.info is None or not lease.info.concurrency:
+            return
+        ended_at = from_micros(self._clock.micros())
+        with suppress(StorageError):
+            await self._note_ended(
+                EndedWorker(worker=lease.info, ended_at=ended_at, why=why, tasks=tasks)
+            )
 
     @atomic
     async def _release_all(self, section: Section, owner: str) -> None:
@@ -467,7 +485,9 @@ class Engine(FlowEngine):
         for lease in await self.backend.leases():
             reason = _by_store_clock(lease) if why_ended is None else why_ended(lease)
             if reason is not None and await self._fence(lease):
-                given_back += await self._take_from(lease.owner, max_crashes, reason)
+                taken = await self._take_from(lease.owner, max_crashes, reason)
+                given_back += taken
+                await self._ended(lease, reason or "its lease expired", len(taken))
         return given_back
 
     async def _fence(self, lease: Lease) -> bool:

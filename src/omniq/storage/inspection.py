@@ -5,7 +5,7 @@ No method here changes stored data, and claiming and recording need none of them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,9 @@ from omniq.errors import InvalidValue, SerializationError, StorageClosed, Storag
 from omniq.gate_rules import GateState
 from omniq.models import (
     Attempt,
+    AuditEntry,
     DeadLetter,
+    EndedWorker,
     Progress,
     QueueStats,
     Schedule,
@@ -25,11 +27,13 @@ from omniq.models import (
     Task,
     TaskResult,
     TaskStatus,
+    Version,
     WorkerInfo,
     check_id,
     check_instant,
     check_int,
 )
+from omniq.run_counts import PeriodCounts
 from omniq.serialization import Serializer
 from omniq.storage.row_rules import Row, retrying_result, task_of
 from omniq.storage.row_seals import RowSeals, letter_without_key
@@ -330,6 +334,13 @@ class Inspection:
         """Return the last progress that the running task reported."""
         return await self._opened.get_progress(task_id)
 
+    async def progress_of(self, task_ids: Sequence[str]) -> dict[str, Progress]:
+        """Return the last progress of each of these tasks that has reported one, in one read.
+
+        P3. It is what `get_progress` returns for each of them.
+        """
+        return await self._opened.progress_of(task_ids) if task_ids else {}
+
     async def load_checkpoint(self, task_id: str) -> bytes | None:
         """Return the task's checkpoint, as `save_checkpoint` last stored it."""
         return await self._opened.load_checkpoint(task_id)
@@ -349,6 +360,33 @@ class Inspection:
     async def gates(self) -> dict[str, GateState]:
         """Return the shared state of every concurrency limit, rate limit and breaker ever used."""
         return await self._opened.gates()
+
+    async def run_counts(
+        self, since: datetime, until: datetime, *, hours: bool = False, only_totals: bool = False
+    ) -> list[PeriodCounts]:
+        """Return how runs ended in each minute from `since` on, before `until`; with `hours`, in each hour.
+
+        Periods without runs are left out. With `only_totals`, so are functions and workers, which is faster.
+
+        Y4. A minute that a worker has stored is in it, merged or not, in order of time.
+        """
+        bounds = [to_micros(instant) // 1_000_000 for instant in (since, until)]
+        return await self._opened.run_counts(*bounds, hours=hours, only_totals=only_totals)
+
+    async def versions(self) -> list[Version]:
+        """Return the versions that workers have started with, in the order of their first start."""
+        return await self._opened.versions()
+
+    async def audit_log(self, after: str = "", limit: int = 100) -> tuple[list[AuditEntry], str]:
+        """Return a page of what operators have done, newest first, and where the next one begins, if there is one."""
+        return await self._opened.audit_log(after, _page_size(limit))
+
+    async def ended_workers(self) -> list[EndedWorker]:
+        """Return the workers that have ended within a day, newest first.
+
+        Y6. A worker that was stopped is among them, and one that was lost, with how many tasks it held.
+        """
+        return await self._opened.ended_workers()
 
     def _task(self, row: Row) -> Task:
         """Return the row's task; one that cannot be decoded is returned without its arguments."""

@@ -25,11 +25,13 @@ from omniq.errors import (
     StaleClaim,
 )
 from omniq.models import (
+    AuditEntry,
     Pong,
     Progress,
     Schedule,
     StoredLetter,
     Task,
+    Version,
     check_id,
     check_instant,
     check_key,
@@ -37,6 +39,7 @@ from omniq.models import (
     check_schedule,
     check_task,
 )
+from omniq.run_counts import PeriodCounts
 from omniq.settings import Settings
 from omniq.signing import has_seal
 from omniq.storage import row_rules
@@ -471,6 +474,49 @@ class SideData(Inspection):
         """
         check_now("older_than", older_than)
         return await self._opened.purge_requests(to_micros(older_than))
+
+    # The history of runs
+
+    async def add_run_counts(self, minutes: Sequence[PeriodCounts]) -> None:
+        """Store how the runs of this owner ended in each of these minutes. For a worker.
+
+        Y1. `run_counts` has the runs of a minute of an owner once, also if they are stored again: as they
+            were stored last, until they are merged, and then as they were merged.
+        """
+        for minute in minutes:
+            if minute.start % 60 or minute.start < 0:
+                raise InvalidValue(f"start {minute.start}: expected the first second of a minute")
+        if minutes:
+            await self._opened.add_run_counts(self._identity.owner, minutes)
+
+    async def merge_run_counts(self) -> int:
+        """Add the minutes of single workers to those of all, and to their hours; returns how many.
+
+        Y2. `run_counts` returns the same afterwards, and of two concurrent calls each minute is added once.
+            The last three minutes stay as they are. One call merges at most 200 minutes of workers.
+        """
+        return await self._opened.merge_run_counts()
+
+    async def purge_run_counts(self) -> int:
+        """Delete counts that are no longer kept; returns how many documents, at most 500.
+
+        Y3. Minutes are kept for three days, hours and versions for 90 days, ended workers for a day.
+        """
+        return await self._opened.purge_run_counts()
+
+    async def note_version(self, version: Version) -> bool:
+        """Store that a worker has started with a version; returns False if it is known.
+
+        Y5. The time of its first start stays.
+        """
+        return await self._opened.note_version(version)
+
+    async def add_audit_entry(self, entry: AuditEntry) -> None:
+        """Store what an operator has done.
+
+        Y7. `audit_log` returns it for 90 days, newest first, in pages.
+        """
+        await self._opened.add_audit_entry(entry, self._clock.new_id())
 
     def _rows_for(self, tasks: Iterable[Task], nonce: str | None) -> Iterator[Row]:
         """Yield the rows of tasks that are about to be enqueued, checking each task."""

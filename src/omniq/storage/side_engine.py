@@ -24,10 +24,19 @@ from omniq.errors import (
     StorageError,
 )
 from omniq.gate_rules import GateState
-from omniq.models import Progress, QueueStats, Schedule, StoredLetter
+from omniq.models import (
+    AuditEntry,
+    EndedWorker,
+    Progress,
+    QueueStats,
+    Schedule,
+    StoredLetter,
+    Version,
+)
+from omniq.run_counts import PeriodCounts
 from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.signing import is_sealed, open_document, seal_document, unsealed
-from omniq.storage import row_rules
+from omniq.storage import row_rules, run_history
 from omniq.storage.backend import (
     ANY,
     Backend,
@@ -434,14 +443,17 @@ class SideEngine:
 
     async def get_progress(self, task_id: str) -> Progress | None:
         """The last report of the running task; None for one that cannot be verified."""
-        document = await self._document(PROGRESS, task_id)
-        if document is None:
-            return None
-        try:
-            data = open_document(self._serializer, signing.PROGRESS, document.data, task_id)
-            return _decode_progress(data)
-        except SerializationError:
-            return None
+        return (await self.progress_of([task_id])).get(task_id)
+
+    async def progress_of(self, task_ids: Sequence[str]) -> dict[str, Progress]:
+        """The last reports of these tasks, without those that cannot be verified."""
+        found = await self._read(lambda section: section.documents(PROGRESS, task_ids))
+        reports: dict[str, Progress] = {}
+        for task_id, document in found.items():
+            with suppress(SerializationError):
+                data = open_document(self._serializer, signing.PROGRESS, document.data, task_id)
+                reports[task_id] = _decode_progress(data)
+        return reports
 
     # Schedules
 
@@ -631,6 +643,64 @@ class SideEngine:
                 await self._write(Changes(documents=deleted))
                 purged += len(found)
         return purged
+
+    # The history of runs
+
+    @atomic
+    async def add_run_counts(
+        self, section: Section, owner: str, minutes: Sequence[PeriodCounts]
+    ) -> None:
+        """Store the owner's counts of these minutes."""
+        await section.write(Changes(documents=run_history.new_counts(owner, minutes, section.now)))
+
+    async def merge_run_counts(self) -> int:
+        """Add a page of minutes of owners to those of the fleet; returns how many."""
+        if not await self._read(run_history.may_merge):
+            return 0
+        return await self._transact(run_history.merge)
+
+    async def purge_run_counts(self) -> int:
+        """Delete a page of what is kept no longer; returns how many."""
+        if not await self._read(run_history.may_purge):
+            return 0
+        return await self._transact(run_history.purge)
+
+    async def run_counts(
+        self, since: int, until: int, *, hours: bool, only_totals: bool
+    ) -> list[PeriodCounts]:
+        """The counts of the periods between two seconds since 1970."""
+        return await self._read(
+            lambda section: run_history.read(
+                section, since, until, hours=hours, only_totals=only_totals
+            )
+        )
+
+    @atomic
+    async def note_version(self, section: Section, version: Version) -> bool:
+        """Store when a version was first started; False if it is known."""
+        return await run_history.note_version(section, version)
+
+    async def versions(self) -> list[Version]:
+        """The versions in the order of their first start."""
+        return await self._read(run_history.versions)
+
+    @atomic
+    async def _note_ended(self, section: Section, ended: EndedWorker) -> None:
+        await section.write(Changes(documents=[run_history.ended_worker(ended, section.now)]))
+
+    @atomic
+    async def add_audit_entry(self, section: Section, entry: AuditEntry, entry_id: str) -> None:
+        """Store what an operator has done."""
+        change = run_history.audit_entry(entry, entry_id, section.now)
+        await section.write(Changes(documents=[change]))
+
+    async def audit_log(self, after: str, limit: int) -> tuple[list[AuditEntry], str]:
+        """A page of what operators have done, newest first."""
+        return await self._read(lambda section: run_history.audit_log(section, after, limit))
+
+    async def ended_workers(self) -> list[EndedWorker]:
+        """The workers that have ended within a day, newest first."""
+        return await self._read(run_history.ended_workers)
 
     # Queues and gates
 

@@ -17,7 +17,8 @@ from omniq.storage.base import BaseStorage, StorageOptions
 
 _KNOWN = (
     "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db, "
-    "postgresql://host/database, redis://host/0, rediss://, valkey://, s3://bucket/prefix"
+    "postgresql://host/database, redis://host/0, rediss://, valkey://, nats://host/store, "
+    "s3://bucket/prefix"
 )
 WORKER_URL = "worker:"
 """What OMNIQ_URL is in a child process that runs tasks, in place of a URL with a password.
@@ -222,6 +223,13 @@ def _redis(url: str, options: StorageOptions) -> BaseStorage:
     return RedisStorage(url, **options)
 
 
+def _nats(url: str, options: StorageOptions) -> BaseStorage:
+    with _extra("nats"):
+        from omniq.storage.nats import NatsStorage
+
+    return NatsStorage(url, **options)
+
+
 def _s3(url: str, options: StorageOptions) -> BaseStorage:
     with _extra("s3"):
         from omniq.storage.s3 import S3Storage
@@ -244,6 +252,7 @@ _KINDS: dict[str, tuple[_Opener, frozenset[str] | None]] = {
     "rediss": _REDIS,
     "valkey": _REDIS,
     "valkeys": _REDIS,
+    "nats": (_nats, frozenset()),
     "s3": (_s3, frozenset()),
 }
 """Each scheme with the options that only its kind of storage has; None where the URL is a path."""

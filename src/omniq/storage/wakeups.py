@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from omniq._futures import finish
 
-_WORK, _SCHEDULES = "", "/"
-"""The topics of claimable tasks and of schedules. All other topics are task ids, which differ."""
+_WORK, _SCHEDULES, _NEXT_DUE = "", "/", "//"
+"""The topics of claimable tasks, schedules and delays. All other topics are task ids, which differ."""
 
 
 class LocalWakeups:
@@ -38,6 +38,10 @@ class LocalWakeups:
         """A future that is done when a schedule may have changed."""
         return self._listen(_SCHEDULES)
 
+    def listen_for_next_due(self) -> AbstractContextManager[asyncio.Future[None]]:
+        """A future that is done when another delayed task may be the next one."""
+        return self._listen(_NEXT_DUE)
+
     def on_cancel(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call `callback` with the id of each cancelled task, until the returned function is called."""
         with self._lock:
@@ -61,6 +65,10 @@ class LocalWakeups:
     def notify_schedules(self) -> None:
         """Wake the waiters for schedules: one may have changed."""
         self._wake((_SCHEDULES,))
+
+    def notify_next_due(self) -> None:
+        """Wake the waiters for work, so that they wait for another delayed task."""
+        self._wake((_NEXT_DUE,))
 
     def notify_results(self, task_ids: Iterable[str]) -> None:
         """Wake the waiters for these tasks: they may have ended."""

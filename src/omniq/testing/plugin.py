@@ -5,19 +5,22 @@
 | `postgres_url` | a unique schema that does not exist yet, as a URL for omniq (`…?schema=…`) |
 | `postgres_database` | a new empty database, as a plain URL for any driver |
 | `redis_url` | a unique key prefix, as a URL for omniq (`…?prefix=…`) |
+| `nats_url` | an unused store, as a URL for omniq |
 | `s3_url` | an unused prefix in a bucket, as a URL for omniq; its keys are in the environment |
-| `postgres_server_url`, `redis_server_url` | the server behind them, for the whole run |
+| `postgres_server_url`, `redis_server_url`, `nats_server_url` | the server behind them, for the whole run |
 | `s3_server_url` | a store on the S3 server (MiniStack), for the whole run |
 | `seaweed_server` | a server of SeaweedFS, for tests of races and faults |
 
 The first test that needs a server starts it; all processes of a run under pytest-xdist share it. Its
 data does not survive a power cut (`servers.py` has servers whose data does, and which a test may
-kill). Set `OMNIQ_TEST_POSTGRES_URL`, `OMNIQ_TEST_REDIS_URL` and `OMNIQ_TEST_S3_URL` (the URL of a store
-below whose prefix the tests write) to use other servers. Without a server the test is skipped, with the reason.
+kill). Set `OMNIQ_TEST_POSTGRES_URL`, `OMNIQ_TEST_REDIS_URL`, `OMNIQ_TEST_NATS_URL` and `OMNIQ_TEST_S3_URL` (the
+URL of a store below whose prefix the tests write) to use other servers. Without a server the test is skipped,
+with the reason.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +33,7 @@ import pytest
 from omniq._portal import Portal
 from omniq.testing.s3_servers import MiniStackServer, S3Server, SeaweedServer
 from omniq.testing.server_programs import ServerMissing
-from omniq.testing.servers import PostgresServer, RedisServer, Server, base_folder
+from omniq.testing.servers import NatsServer, PostgresServer, RedisServer, Server, base_folder
 
 _S = TypeVar("_S", bound=Server)
 _S3 = TypeVar("_S3", bound=S3Server)
@@ -44,6 +47,27 @@ def postgres_server_url() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def redis_server_url() -> Iterator[str]:
     yield from _server_url("OMNIQ_TEST_REDIS_URL", RedisServer)
+
+
+@pytest.fixture(scope="session")
+def nats_server_url() -> Iterator[str]:
+    yield from _server_url("OMNIQ_TEST_NATS_URL", NatsServer)
+
+
+@pytest.fixture
+def nats_url(nats_server_url: str) -> Iterator[str]:
+    store = f"t_{uuid4().hex[:16]}"
+    yield f"{nats_server_url}/{store}"
+    asyncio.run(_delete_streams(nats_server_url, store))
+
+
+async def _delete_streams(url: str, store: str) -> None:
+    import nats
+
+    client = await nats.connect(url)
+    for stream in (f"OQ_{store}", f"OQK_{store}"):
+        await client.request(f"$JS.API.STREAM.DELETE.{stream}", timeout=5)
+    await client.close()
 
 
 def _server_url(variable: str, kind: Callable[..., _S]) -> Iterator[str]:

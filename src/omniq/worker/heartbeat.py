@@ -43,6 +43,7 @@ class Heartbeat:
         queues: tuple[str, ...],
         runnable: Callable[[], Runnable | None],
         requests: WorkerRequests,
+        runs: Callable[[], tuple[int, int, int]],
     ) -> None:
         self._sibling = storage.sibling()
         self._register = storage.register
@@ -57,6 +58,7 @@ class Heartbeat:
         self._queues = queues
         self._runnable = runnable
         self._requests = requests
+        self._runs = runs
         self._is_failing = False
 
     def start(self) -> None:
@@ -136,6 +138,7 @@ class Heartbeat:
                 stalled=self._watchdog.is_blocked(),
                 stopping=self._pool.is_stopping,
                 runnable=self._runnable(),
+                runs=self._runs(),
             )
         self._pool.on_renewal(renewal, asked_at)
         async with asyncio.timeout(self._lease / 2):

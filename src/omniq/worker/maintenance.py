@@ -26,6 +26,7 @@ from omniq.worker.dead_hooks import DeadHooks
 from omniq.worker.fleet_alerts import FleetAlerts
 from omniq.worker.lease_watch import LeaseWatch
 from omniq.worker.problems import ProblemReports
+from omniq.worker.run_recorder import RunRecorder
 
 _JITTER = 0.2
 _SHORTEST_PAUSE = 0.05
@@ -61,6 +62,7 @@ class Maintenance:
         self._problems = problems or ProblemReports(events, storage.clock)
         self._alerts = alerts
         self._hooks = hooks
+        self.history = RunRecorder(storage.clock)
         self._lease = lease
         # As often as the worker polls: what a dead worker held runs again within its lease and one
         # poll interval.
@@ -84,6 +86,7 @@ class Maintenance:
             self._every(_BREAKERS_EVERY, self._alerts.check_breakers),
             self._every(_WORKERS_EVERY, self._alerts.check_workers),
             self._every(min(self._lease, _HOOKS_EVERY), self._hooks.take_lost),
+            self._repeat(self.store_history),
         )
 
     async def recover(self) -> None:
@@ -148,6 +151,24 @@ class Maintenance:
             with self._lock:
                 self._progress = {**reports, **self._progress}
             raise
+
+    async def store_history(self) -> None:
+        """Wait for the end of a minute, and store how the runs in it ended."""
+        await self.history.run(self._storage)
+
+    async def store_rest(self) -> None:
+        """Store the last progress, and how all runs ended until now: the worker stops."""
+        await self.store_progress()
+        await self.history.store_all(self._storage)
+
+    async def _repeat(self, activity: Callable[[], Awaitable[None]]) -> None:
+        """Repeat an activity that waits by itself."""
+        while True:
+            try:
+                await activity()
+            except Exception as error:
+                self._problems.report(activity.__name__, error)
+                await self._clock.sleep(_LONGEST_BACKOFF)
 
     async def _every(self, seconds: float, activity: Callable[[], Awaitable[None]]) -> None:
         pause, failures = seconds, 0

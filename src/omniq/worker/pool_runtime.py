@@ -77,8 +77,7 @@ class PoolRuntime:
         self._is_supervised = is_supervised
         self._asked_stop: asyncio.Task[bool] | None = None
         self._events = dispatcher
-        self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
         self.stop_requested: asyncio.Future[None] = self._loop.create_future()
         self._error: Exception | None = None
@@ -322,13 +321,14 @@ class PoolRuntime:
             poll_interval=config.poll_interval,
             problems=self._problems,
         )
+        self._stats.count_in(maintenance.history.for_modules(config.allow))
         self._running = running = self._make_running_tasks(
             parts, maintenance, functions, unknown, state
         )
         self._claim_loop = claim_loop = self._make_claim_loop(running, unknown)
         parts.on_exit("retire", claim_loop.retire)
         self._start_heartbeat(parts, running, unknown, functions)
-        parts.on_exit("store progress", maintenance.store_progress)
+        parts.on_exit("store progress and history", maintenance.store_rest)
         # Before the lease ends: then other workers take over the hooks of this one.
         parts.on_exit("finish hooks", hooks.finish)
         parts.callback(storage.on_cancel(self.on_cancel))
@@ -432,6 +432,7 @@ class PoolRuntime:
             queues=self._config.queues or (),
             runnable=unknown.reported_runnable,
             requests=WorkerRequests(functions, self),
+            runs=self._stats.totals,
         )
         heartbeat.start()
         parts.on_exit("stop heartbeat", heartbeat.stop)

@@ -170,7 +170,8 @@ class RunningTasks:
         outcome = run.completed or outcome
         if type(outcome) is not Succeeded and run.stop_reason is None and self._pool.is_ending:
             outcome = self._execution.interrupted(run)
-        self._stats.ran(task, self._clock.monotonic() - run.started, run.stop_reason or "")
+        seconds = self._clock.monotonic() - run.started
+        self._stats.ran(task, seconds, run.stop_reason or "", outcome)
         self._record(task, outcome)
 
     def _record(self, task: Task, outcome: Outcome) -> None:

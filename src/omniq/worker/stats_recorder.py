@@ -23,6 +23,7 @@ from omniq.outcomes import (
 from omniq.storage.types import EnqueuedRow
 from omniq.worker.dead_hooks import DeadHooks
 from omniq.worker.failure_hooks import FailureHooks
+from omniq.worker.run_recorder import Line, RunRecorder
 
 _DURATIONS = 100
 
@@ -38,6 +39,8 @@ class StatsRecorder:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._events = dispatcher
+        self._history: RunRecorder | None = None
+        self._lines: dict[tuple[str, str], Line] = {}
         self._durations: deque[float] = deque(maxlen=_DURATIONS)
         self._unreported: dict[tuple[str, int], tuple[Task, float, str]] = {}
         self.completed = 0
@@ -55,6 +58,14 @@ class StatsRecorder:
         """Calls the hooks of failed tasks, while the pool runs."""
         self.dead_hooks: DeadHooks | None = None
         """Calls the hooks of dead letters, while the pool runs."""
+
+    def count_in(self, history: RunRecorder) -> None:
+        """Count the runs of each minute there."""
+        self._history, self._lines = history, history.lines
+
+    def totals(self) -> tuple[int, int, int]:
+        """How many runs succeeded, failed for good, and are retried. From any thread."""
+        return self.completed, self.failed, self.retried
 
     @property
     def average_milliseconds(self) -> float:
@@ -110,9 +121,14 @@ class StatsRecorder:
         if self._events.wants(events.TaskStarted):
             self._events.emit(events.TaskStarted(**event_fields(task), owner=task.owner or ""))
 
-    def ran(self, task: Task, seconds: float, stop_reason: str) -> None:
+    def ran(self, task: Task, seconds: float, stop_reason: str, outcome: Outcome) -> None:
         """Note how long a run took. Its outcome is reported once it is recorded."""
         self._durations.append(seconds)
+        line = self._lines.get((task.func_path, task.queue))
+        if line is not None and line.left and type(outcome) is Succeeded:
+            line.left -= 1
+        elif self._history is not None:
+            self._history.ran(task, seconds, outcome)
         if self._events.active or (self.hooks is not None and self.hooks.has_hook(task.func_path)):
             self._unreported[task.id, task.token] = (task, seconds, stop_reason)
 

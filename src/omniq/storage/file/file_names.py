@@ -86,6 +86,11 @@ class DocumentName(msgspec.Struct, frozen=True, gc=False):
         """The kind of the document."""
         return self.key.partition("~")[0]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the document's key is here as it is: neither quoted nor cut."""
+        return "%" not in self.key and "~~" not in self.key
+
 
 class DeadName(msgspec.Struct, frozen=True, gc=False):
     """The name of a dead letter, which lies in `dead/` unless a write has taken it."""

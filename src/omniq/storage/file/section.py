@@ -37,6 +37,9 @@ T = TypeVar("T")
 _TRIES = 50
 """How often a reader looks up a task again whose file was renamed before it could be read."""
 
+_SHORT = 5
+"""Characters of a key that are never cut in the name of a document, however they are quoted."""
+
 
 class FileSection(backend.Section):
     """A section over the files of a store. `take_seqs` gives new tasks their numbers."""
@@ -209,9 +212,17 @@ class FileSection(backend.Section):
             return []
         if query.due_by is not None:
             return list(self._readable_documents(stored.find(query)))
+        # Only its beginning: a long key is cut in the name.
+        prefix = document_key(query.kind, query.prefix[:_SHORT])
+        names = [name for name in stored.by_key.values() if name.key.startswith(prefix)]
+        if all(name.is_plain for name in names):
+            # What they are called is what they are sorted by: only those of the page are read.
+            after = f"{query.kind}~{query.after}"
+            wanted = (name for name in names if name.key > after)
+            names = nsmallest(query.limit, wanted, key=attrgetter("key"))
         documents = (
             document
-            for document in self._readable_documents(list(stored.by_key.values()))
+            for document in self._readable_documents(names)
             if document.key > query.after and document.key.startswith(query.prefix)
         )
         return nsmallest(query.limit, documents, key=attrgetter("key"))

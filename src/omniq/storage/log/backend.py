@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from omniq._futures import finish
 from omniq._process_id import PROCESS_ID
 from omniq.clock import Clock
 from omniq.errors import LeaseLost, StorageClosed, StorageError
@@ -56,11 +57,15 @@ class Connection:
                 replica = Replica(log, self._clock.new_id(), self._clock, *self._snapshot_sizes)
                 thread = self._thread = CommitThread(log, replica)
         try:
-            await thread.call(_do_nothing, writes=False)
+            await self._begin(thread)
         except BaseException:
             await self.close()
             raise
         return thread
+
+    async def _begin(self, thread: CommitThread) -> None:
+        """Have the thread load the log."""
+        await thread.call(_do_nothing, writes=False)
 
     async def close(self) -> None:
         """Stop the thread, if no other backend uses it."""
@@ -69,6 +74,9 @@ class Connection:
             if self._users or self._thread is None:
                 return
             thread, self._thread = self._thread, None
+        await self._end(thread)
+
+    async def _end(self, thread: CommitThread) -> None:
         await thread.stop()
 
 
@@ -91,6 +99,7 @@ class LogBackend(Backend):
         self._margin = margin
         self._wakeups = wakeups
         self._thread: CommitThread | None = None
+        self._next_due: int | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -103,7 +112,11 @@ class LogBackend(Backend):
             return
         self._thread = thread
         try:
-            await self._call(_check_reader, writes=False)
+            record = await self.transact(
+                lambda section: section.document(STORE, STORE), writes=False
+            )
+            # Refuse a store that needs a newer omniq.
+            check_reader(None if record is None else decode_record(record.data))
         except BaseException:
             await self.close()
             raise
@@ -124,9 +137,21 @@ class LogBackend(Backend):
         )
 
     async def _call(self, run: Run[_T], *, writes: bool = True) -> _T:
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             raise StorageClosed("the storage is not open")
-        return await self._thread.call(run, writes=writes)
+        result = await thread.call(run, writes=writes)
+        self._note_next_due(thread.next_due)
+        return result
+
+    def _note_next_due(self, due: int | None) -> None:
+        """Note when a delayed task becomes visible: a wait that has begun does not know it."""
+        if due != self._next_due:
+            self._next_due = due
+            self._wakeups.notify_next_due()
+
+    def _section(self, tables: Tables, now: int) -> TablesSection:
+        return TablesSection(tables, now)
 
     async def transact(
         self, work: Work[_T], *, claims_as: str | None = None, writes: bool = True
@@ -134,7 +159,7 @@ class LogBackend(Backend):
         holder = None if claims_as is None else self.identity.holder(claims_as)
 
         def run(tables: Tables, now: int) -> _T:
-            section = TablesSection(tables, now)
+            section = self._section(tables, now)
             if holder is not None:
                 if not tables.has_lease(holder):
                     raise LeaseLost(holder.owner)
@@ -172,17 +197,17 @@ class LogBackend(Backend):
         return await self._call(lambda tables, now: tables.pause_worker(owner, now, paused=paused))
 
     async def wait_for_work(self, timeout: float) -> None:
+        deadline = self._clock.monotonic() + timeout
         with self._wakeups.listen_for_work() as notified:
-            next_due = None if self._thread is None else self._thread.next_due
-            if next_due is not None:
-                timeout = min(timeout, max(0.0, (next_due - self._clock.micros()) / 1_000_000))
-            await self._clock.wait(notified, timeout)
-
-
-def _check_reader(tables: Tables, now: int) -> None:
-    """Refuse a store that needs a newer omniq."""
-    record = tables.document(STORE, STORE)
-    check_reader(None if record is None else decode_record(record.data))
+            while not notified.done():
+                with self._wakeups.listen_for_next_due() as changed:
+                    pause = deadline - self._clock.monotonic()
+                    if self._next_due is not None:
+                        due_in = (self._next_due - self._clock.micros()) / 1_000_000
+                        pause = min(pause, max(0.0, due_in))
+                    notified.add_done_callback(lambda _, changed=changed: finish(changed))  # type: ignore[misc]
+                    if not await self._clock.wait(changed, pause):
+                        return
 
 
 def _do_nothing(tables: Tables, now: int) -> None:

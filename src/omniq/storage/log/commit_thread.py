@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -101,6 +101,22 @@ class CommitThread:
         result: _T = await asyncio.wrap_future(call.future)
         return result
 
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine that uses the log in its event loop, beside the calls."""
+        with self._lock:
+            if self._is_stopping:
+                work.close()
+                raise StorageClosed("the storage was closed")
+            running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            this_task = asyncio.current_task()
+            if this_task is not None and this_task.cancelling():
+                raise
+            # Not this task was cancelled, but the thread has ended.
+            raise StorageClosed("the storage was closed during the call") from None
+
     async def stop(self) -> None:
         """Answer the calls that wait, disconnect, and end the thread."""
         with self._lock:
@@ -153,15 +169,18 @@ class CommitThread:
         """Follow the log while others have their turns. Calls that arrive meanwhile join the next commit."""
         replica = self._replica
         turn = max(_SHORTEST_TURN, 2 * self._append_seconds)
-        # An error of the log is raised to the callers by what follows.
-        with suppress(StorageError):
+        try:
             while replica.is_loaded and not self._is_stopping:
                 left = replica.turns.before_own() * turn - self._since_moved()
                 if left > 0:
+                    replica.competes = True
                     await asyncio.wait((self._never,), timeout=min(left, turn / 2))
                 elif replica.turns.last == replica.writer or self._since_looked() < _LATE * turn:
                     return
                 await self._follow()
+        except Exception as error:
+            # The commit that follows meets the same error, and raises it to its callers.
+            self._recover(error)
 
     async def _follow(self) -> bool:
         is_changed = await self._replica.catch_up()

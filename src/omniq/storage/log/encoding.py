@@ -69,7 +69,7 @@ class Commit(msgspec.Struct, array_like=True):
 
     `time` is the store's time, which never decreases from commit to commit. `seq` is the last that was
     given to a task. `snapshot` is the number of the newest snapshot that the writer knows of.
-    `lost_races`: how often others were first, before this commit was stored.
+    `competes`: whether the writer had to wait for others, or lost a race, before this commit was stored.
     """
 
     id: str
@@ -78,7 +78,7 @@ class Commit(msgspec.Struct, array_like=True):
     seq: int
     snapshot: int
     effects: Effects
-    lost_races: int = 0
+    competes: bool = False
 
     @property
     def writer(self) -> str:

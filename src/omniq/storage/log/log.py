@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from omniq.errors import StorageError
+from omniq.storage.log.encoding import Commit
 
 
 class Trimmed(StorageError):
@@ -57,3 +58,7 @@ class Log(Protocol):
         tell whether it was stored.
         """
         ...
+
+    def committed(self, commit: Commit) -> None:
+        """Note a commit of this process that was stored, to wake others. Never waits."""
+        return

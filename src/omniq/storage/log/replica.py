@@ -45,7 +45,7 @@ class Replica:
         self._commit_bytes = commit_bytes
         self._commits = 0
         self._now = 0
-        self._lost_races = 0
+        self.competes = False
         self._failure: StorageError | None = None
         self._forget()
 
@@ -111,7 +111,7 @@ class Replica:
 
     def _reach(self, number: int, commit: Commit, size: int = 0) -> None:
         self.number, self._last_id, self._time = number, commit.id, commit.time
-        self.turns.note(commit.writer, lost_races=commit.lost_races)
+        self.turns.note(commit.writer, competes=commit.competes)
         self._bytes_since += size
         if commit.snapshot > self._snapshot:
             # Another process has saved it.
@@ -152,10 +152,11 @@ class Replica:
                 is_won = await self._look_for(commit.id, is_refused=is_won is False)
             if is_won:
                 self.tables.end()
-                self._lost_races = 0
+                self.competes = False
                 self._reach_own(commit, max(len(data), self._commit_bytes))
+                self._log.committed(commit)
             elif is_won is False:
-                self._lost_races += 1
+                self.competes = True
             if is_won is not None:
                 return is_won
             await self._clock.sleep(pause * (0.5 + self._clock.random()))
@@ -173,7 +174,7 @@ class Replica:
             seq=tables.seq,
             snapshot=self._snapshot,
             effects=effects_of(tables.before, tables.after),
-            lost_races=self._lost_races,
+            competes=self.competes,
         )
 
     async def _append(self, data: bytes) -> bool | None:

@@ -1,9 +1,9 @@
 """Turns of the processes that append to one log at the same time.
 
 Without turns, the process that has just won also wins the next race, since it need not read first. The log
-itself says who competes: a process that has lost a race says so in its commit, and from then on has a
-turn, in the order of the ids, until it lets one pass. All processes read the same log, so they agree. A turn
-is only a hint, and the append decides. A process that competes with no other never waits.
+itself says who competes: a process that has lost a race, or has waited for others, says so in its commit, and
+from then on has a turn, in the order of the ids, until it lets one pass. All processes read the same log, so
+they agree. A turn is only a hint, and the append decides. A process that competes with no other never waits.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ class Turns:
         self._writer = writer
         self._ring: list[str] = []
 
-    def note(self, writer: str, *, lost_races: int) -> None:
-        """Read the next commit: its writer, and how many races it has lost before."""
-        if writer in self._ring:
+    def note(self, writer: str, *, competes: bool) -> None:
+        """Read the next commit: its writer, and whether that had to wait for others."""
+        if competes or writer in self._ring:
             # Those between the last writer and this one have let their turns pass.
-            passed = self._between(self.last, writer)
-            self._ring = [each for each in self._ring if each not in passed]
-        elif lost_races:
-            self._ring.insert(bisect(self._ring, writer), writer)
+            passed = {*self._between(self.last, writer), writer}
+            self._ring = sorted([writer, *(each for each in self._ring if each not in passed)])
         self.last = writer
 
     def before_own(self) -> int:

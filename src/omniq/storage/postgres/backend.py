@@ -28,7 +28,7 @@ from omniq.storage.backend import (
     Work,
 )
 from omniq.storage.inspection import DeadQuery, ScanQuery, TaskQuery
-from omniq.storage.postgres import migrations, queries, scan, user_transaction
+from omniq.storage.postgres import encoding, migrations, queries, scan, user_transaction
 from omniq.storage.postgres.connection import (
     Connection,
     ServerConnection,
@@ -60,6 +60,7 @@ class PostgresBackend(Backend):
     """Connections to one schema of a database."""
 
     fast_path: PostgresFastPath
+    gate_kinds = encoding.GATE_KINDS
 
     def __init__(
         self, target: Target, pool_size: int, clock: Clock, local_wakeups: LocalWakeups

@@ -13,6 +13,7 @@ from typing import Any
 
 from omniq.clock import to_micros
 from omniq.errors import SerializationError
+from omniq.gate_rules import Gate
 from omniq.models import Runnable, TaskStatus
 from omniq.serialization import encode_internal
 from omniq.storage.backend import ANY, DocumentChange, Ended
@@ -30,6 +31,12 @@ class _Statuses(dict[int, TaskStatus]):
 
 STATUSES = _Statuses(enumerate(TaskStatus))
 """The statuses, indexed by their numbers in the tables."""
+
+GATE_KINDS = frozenset(("running",))
+"""The gates that the SQL function `record_outcomes_and_claim` applies."""
+
+NOTHING_LEFT: tuple[list[Any], ...] = ([], [], [], [])
+"""No row leaves a limit: a value of the SQL type `leaving`."""
 
 STATUS_NUMBERS = {status: number for number, status in STATUSES.items()}
 
@@ -58,9 +65,12 @@ ENDED_COLUMNS = f"{_SHARED} false AS attached, NULL::text AS owner, NULL::text A
 """The columns that `row_from` expects: of `live`, and of `finished` and `dead`."""
 
 
-def row_from(record: Sequence[Any]) -> Row:
-    """Build the row from the columns above. More columns may follow them."""
-    row, body = _blank(record[_WIDTH], record[_WIDTH + 1])
+def row_from(record: Sequence[Any], gates: Sequence[str] | None = None) -> Row:
+    """Build the row from the columns above. More columns may follow them.
+
+    `gates`: that column, which says which limits a row may have entered whose other fields cannot be decoded.
+    """
+    row, body = _blank(record[_WIDTH], record[_WIDTH + 1], gates)
     row.body = body
     (
         row.id, row.seq, row.queue, row.func_path, rank, row.turn, row.due, row.visible,
@@ -72,13 +82,15 @@ def row_from(record: Sequence[Any]) -> Row:
     return row
 
 
-def _blank(rest: bytes, body: bytes) -> tuple[Row, bytes]:
+def _blank(rest: bytes, body: bytes, gates: Sequence[str] | None = None) -> tuple[Row, bytes]:
     """A row with the fields of `rest`, and the body."""
     try:
         return _CODEC.without_columns(rest), body
     except SerializationError:
         # A task whose limits cannot be decoded must not run: without a body it cannot.
-        return _CODEC.without_columns(b""), b""
+        row = _CODEC.without_columns(b"")
+        row.gates = gates_in(gates)
+        return row, b""
 
 
 def claimed_rows(lines: Iterable[Sequence[Any]], owner: str, now: int) -> list[Row]:
@@ -184,7 +196,39 @@ def _any(column: list[Any]) -> list[Any]:
 
 
 def _gate_keys(row: Row) -> list[str] | None:
-    return [gate.key for gate in row.gates] if row.gates else None
+    """The keys of the row's gates, and their sizes if all are running limits: see `0008_limits.sql`."""
+    gates = row.gates
+    if not gates:
+        return None
+    keys = [gate.key for gate in gates]
+    if all(gate.kind in GATE_KINDS for gate in gates):
+        keys += [f"={gate.size}" for gate in gates]
+    return keys
+
+
+def gates_in(column: Sequence[str] | None) -> tuple[Gate, ...]:
+    """The running limits that a row without readable fields may have entered."""
+    keys = column or ()
+    sizes = [int(key[1:]) for key in keys if re.fullmatch(r"=[0-9]{1,18}", key)]
+    return tuple(Gate(key, "running", size) for key, size in zip(keys, sizes, strict=False))
+
+
+def leaving(rows: Iterable[Row]) -> tuple[list[Any], ...]:
+    """The running limits of these rows, and the rows that leave them, as a value of the SQL type `leaving`."""
+    limits: dict[str, tuple[int, list[bytes]]] = {}
+    for row in rows:
+        for gate in row.gates:
+            _, holders = limits.setdefault(gate.key, (gate.size, []))
+            holders.append(encode_internal((row.id, row.token)))
+    if not limits:
+        return NOTHING_LEFT
+    left = limits.values()
+    return (
+        id_array(list(limits)),
+        same([size for size, _ in left]),
+        same([len(holders) for _, holders in left]),
+        [b"".join(holders) for _, holders in left],
+    )
 
 
 def endings(ended: Sequence[Ended], holders: Sequence[str]) -> tuple[list[Any], ...]:

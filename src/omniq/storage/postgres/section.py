@@ -184,7 +184,7 @@ class PostgresSection(Section):
             if line[_SEQ] == _GATE:
                 self._gates[line["id"]] = _gate(line)
                 continue
-            row = encoding.row_from(line)
+            row = encoding.row_from(line, line[_GATE_KEYS])
             # If it is read twice, the first version is the one that the changes are based on.
             self._lines.setdefault(row.id, line)
             for key in line[_GATE_KEYS] or ():

@@ -7,6 +7,7 @@ be repeated safely are repeated here while the server is busy or does not answer
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -39,6 +40,7 @@ _ANSWER_WITHIN = 10.0
 """Seconds for one request, and one more for each `_SLOWEST` bytes that it transfers."""
 
 _SLOWEST = 1_000_000
+_SERVER_SAID = re.compile(r"<Code>(?P<code>[^<]{1,100})</Code>\s*<Message>(?P<message>[^<]{1,300})")
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -197,7 +199,7 @@ class S3Connection:
 
     def _fail(self, error: Exception) -> NoReturn:
         """Raise the error of omniq: `StorageRefused` if the first contact was refused."""
-        text = _first_line(error)
+        text = _said(error)
         if "NoSuchBucket" in str(error):
             advice = f"there is no such bucket; create it, or correct the URL ({text})"
         elif isinstance(error, (PermissionDeniedError, UnauthenticatedError)):
@@ -215,8 +217,12 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, (PermissionDeniedError, UnauthenticatedError))
 
 
-def _first_line(error: Exception) -> str:
-    # Behind it the driver appends its own state.
+def _said(error: Exception) -> str:
+    """What the server said, or else the driver."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    return str(error).partition("\n\nDebug source")[0].replace("\n", " ")[:400]
+    said = _SERVER_SAID.search(str(error))
+    if said is not None:
+        return f"{said['code']}: {said['message']}"
+    # Behind its first paragraph the driver prints its own state.
+    return str(error).partition("\n\n")[0].replace("\n", " ")[:400]

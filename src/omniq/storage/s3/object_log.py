@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from omniq.clock import Clock
+from omniq.errors import StorageError
 from omniq.storage.log import Log, Trimmed
 from omniq.storage.s3 import server_check, snapshots
 from omniq.storage.s3.connection import S3Connection
@@ -99,13 +101,16 @@ class S3Log(Log):
             return
         if sent_at - self._read_at > self._pause:
             self._pause = min(_LONGEST_READING, self._pause * 2)
-            self._reading = asyncio.create_task(self._read_clock(name, sent_at))
+            self._reading = asyncio.create_task(self._read_again(name, sent_at))
+
+    async def _read_again(self, name: str, sent_at: int) -> None:
+        # If it fails, a later commit is used.
+        with suppress(StorageError):
+            await self._read_clock(name, sent_at)
+        self._reading = None
 
     async def _read_clock(self, name: str, sent_at: int) -> None:
-        try:
-            written_at = await self._objects.modified(name)
-        finally:
-            self._reading = None
+        written_at = await self._objects.modified(name)
         self._read_at = self._clock.boot_micros()
         if written_at is not None and isinstance(self._clock, StoreClock):
             self._clock.observe(written_at, sent_at=sent_at, step=_STEP)

@@ -36,6 +36,7 @@ The class may add tests; replacing one raises `TypeError`. Where backends differ
 - `checkpoints`: the data that a task resumes from.
 - `progress`: progress reports of running tasks.
 - `schedules`: storing and firing schedules.
+- `run_history`: counts of runs by minute and hour, versions, ended workers.
 - `queues_and_gates`: paused queues, limits, rates and circuit breakers.
 - `waiting`: waits for work and for results.
 - `transactions`: the user's transactions and those of tasks.
@@ -63,6 +64,7 @@ from omniq.testing.contract.queues_and_gates import GateContract
 from omniq.testing.contract.reading import ReadingContract
 from omniq.testing.contract.record import RecordContract
 from omniq.testing.contract.retention import RetentionContract
+from omniq.testing.contract.run_history import RunHistoryContract
 from omniq.testing.contract.schedules import ScheduleContract
 from omniq.testing.contract.suspension import SuspensionContract
 from omniq.testing.contract.transactions import TransactionContract, UserConnection
@@ -90,6 +92,7 @@ class StorageContract(
     CheckpointContract,
     ProgressContract,
     ScheduleContract,
+    RunHistoryContract,
     GateContract,
     DependencyContract,
     SuspensionContract,
@@ -121,6 +124,7 @@ __all__ = [
     "ReadingContract",
     "RecordContract",
     "RetentionContract",
+    "RunHistoryContract",
     "ScheduleContract",
     "StorageContract",
     "SuspensionContract",

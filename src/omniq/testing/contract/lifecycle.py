@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from omniq.errors import LeaseLost, StaleClaim, StorageClosed
-from omniq.models import Progress, Schedule, TaskStatus
+from omniq.models import AuditEntry, Progress, Schedule, TaskStatus, Version
 from omniq.outcomes import Released
+from omniq.run_counts import PeriodCounts, RunCounts
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import START, ManualClock
@@ -28,6 +29,8 @@ from omniq.testing.contract._suite import (
 )
 
 _SCHEDULE = Schedule(id="s", task=a_task("t"), interval=5.0)
+
+_ENTRY = AuditEntry(at=START, action="queues/pause", subject="q", outcome="1 done", by="operator")
 
 EVERY_CALL: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
     "enqueue": lambda s: s.enqueue(a_task()),
@@ -70,12 +73,22 @@ EVERY_CALL: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
     "get_dead_task": lambda s: s.get_dead_task("a"),
     "count_waiting": lambda s: s.count_waiting(),
     "get_progress": lambda s: s.get_progress("a"),
+    "progress_of": lambda s: s.progress_of(["a"]),
     "load_checkpoint": lambda s: s.load_checkpoint("a"),
     "get_schedule": lambda s: s.get_schedule("s"),
     "list_schedules": lambda s: s.list_schedules(),
     "older_documents": lambda s: s.older_documents(),
     "paused_queues": lambda s: s.paused_queues(),
     "gates": lambda s: s.gates(),
+    "add_run_counts": lambda s: s.add_run_counts([PeriodCounts(0, RunCounts())]),
+    "merge_run_counts": lambda s: s.merge_run_counts(),
+    "purge_run_counts": lambda s: s.purge_run_counts(),
+    "run_counts": lambda s: s.run_counts(START, START),
+    "note_version": lambda s: s.note_version(Version(code="1", omniq="1", started_at=START)),
+    "versions": lambda s: s.versions(),
+    "ended_workers": lambda s: s.ended_workers(),
+    "add_audit_entry": lambda s: s.add_audit_entry(_ENTRY),
+    "audit_log": lambda s: s.audit_log(),
 }
 
 

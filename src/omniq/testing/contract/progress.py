@@ -12,9 +12,9 @@ from omniq.testing.contract._suite import LEASE, ContractPart, OpenAnother, clai
 
 
 class ProgressContract(ContractPart):
-    """P1 and P2."""
+    """P1 to P3."""
 
-    @promise("P1")
+    @promise("P1", "P3")
     async def test_the_newest_progress_report_is_stored(
         self, storage: BaseStorage, open_another: OpenAnother
     ) -> None:
@@ -26,6 +26,7 @@ class ProgressContract(ContractPart):
         await storage.report_progress([Progress(task_id="a", token=1, fraction=0.1), half, done])
 
         assert await reader.get_progress("a") == half
+        assert await reader.progress_of(["a", "b", "unknown"]) == {"a": half, "b": done}
         assert await reader.get_progress("b") == done
         assert await reader.get_progress("unknown") is None
 

@@ -39,14 +39,14 @@ local PACKED_FOREVER = cmsgpack.pack(FOREVER)
 -- As the engine packs it: the fields in order, without those that have their defaults.
 local function pack_state(state)
   local packed, size = '', 0
-  if #state.holders > 0 then packed, size = '\167holders' .. cmsgpack.pack(state.holders), 1 end
-  if #state.starts > 0 then packed, size = packed .. '\166starts' .. cmsgpack.pack(state.starts), size + 1 end
   if state.wake_at ~= 0 then
     local wake_at = state.wake_at == FOREVER and PACKED_FOREVER or cmsgpack.pack(state.wake_at)
     packed, size = packed .. '\167wake_at' .. wake_at, size + 1
   end
   if state.has_parked then packed, size = packed .. '\170has_parked\195', size + 1 end
   if state.parks ~= 0 then packed, size = packed .. '\165parks' .. cmsgpack.pack(state.parks), size + 1 end
+  if #state.starts > 0 then packed, size = packed .. '\166starts' .. cmsgpack.pack(state.starts), size + 1 end
+  if #state.holders > 0 then packed, size = packed .. '\167holders' .. cmsgpack.pack(state.holders), size + 1 end
   return string.char(128 + size) .. packed
 end
 
