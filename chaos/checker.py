@@ -1,4 +1,4 @@
-"""Decides from a history alone whether omniq kept its promises: I1 to I20, for every backend alike.
+"""Decides from a history alone whether omniq kept its promises: I1 to I22, for every backend alike.
 
 I1  no acknowledged task is lost            I11 a schedule fires each nominal time once
 I2  no task exists that was not requested   I12 at most one live task of a unique key
@@ -10,6 +10,7 @@ I7  two runs overlap only past a lease      I17 every fault and failpoint occurr
 I8  results follow from the arguments       I18 the queue drains after the last fault
 I9  recovery within lease, poll, 0.25 s     I19 files, threads and memory are released
 I10 no task runs before its time            I20 rows of a task's transaction exist once
+I21 none begins before what it waits for    I22 none waits for what has ended
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from chaos import limits, ownership, results, times
+from chaos import flows, limits, ownership, results, times
 from chaos.history import Event
 from chaos.timeline import Timeline
 from chaos.verdict import Verdict, Violation
@@ -63,6 +64,8 @@ CHECKS: tuple[Check, ...] = (
     times.schedules_fire_once,
     times.sequences_keep_their_order,
     times.the_queue_drains,
+    flows.nothing_begins_before_its_source,
+    flows.nothing_waits_for_what_has_ended,
     limits.unique_keys_are_unique,
     limits.groups_keep_their_width,
     limits.rates_are_kept,

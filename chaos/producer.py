@@ -13,13 +13,14 @@ import msgspec
 
 from chaos.history import Journal
 from chaos.tasks import Plan
-from omniq.errors import OmniqError, StorageError
-from omniq.models import Limit, Task
+from omniq.errors import InvalidTask, OmniqError, StorageError
+from omniq.models import Limit, Task, TaskWorkflow
 from omniq.storage.base import BaseStorage
 
 WORK = "chaos.tasks.work"
 _TRIES = 40
 _GIVE_UP_CHANCE = 0.1
+_WAIT_CHANCE = 0.1
 _PAUSE = 0.3
 _NEWEST = 100
 
@@ -35,6 +36,8 @@ class Producer:
 
     async def enqueue(self, task_id: str, plan: Plan) -> None:
         """Enqueue, usually until it is acknowledged; otherwise the outcome is unknown."""
+        if self.enqueued and not plan.sequence and self._draw.random() < _WAIT_CHANCE:
+            plan = msgspec.structs.replace(plan, after=self._draw.choice(self.enqueued))
         task = self._task(task_id, plan)
         self._journal.note("enqueue.try", task_id, value=msgspec.to_builtins(plan))
         for _ in range(_TRIES):
@@ -45,6 +48,10 @@ class Producer:
                     return
                 await asyncio.sleep(_PAUSE)
                 continue
+            except InvalidTask:
+                # The task that it waits for has ended, and its record was purged.
+                self._journal.note("enqueue.refused", task_id)
+                return
             # If its unique key is taken, the reply is the id of the task that has the key.
             self._journal.note("enqueue.ok" if stored == task_id else "enqueue.refused", task_id)
             if stored == task_id:
@@ -86,6 +93,7 @@ class Producer:
             max_retries=plan.max_retries,
             unique=plan.unique or None,
             limits=tuple(_limits(plan)),
+            workflow=TaskWorkflow(after_any=(plan.after,)) if plan.after else None,
         )
 
 

@@ -38,6 +38,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     width: int = 0
     span: float = 0.0
     text: str = ""
+    after: str = ""
+    """The id of a task that must have ended, in whatever way, before this one begins."""
     sequence: str = ""
     """Tasks of one sequence start in the order in which they were enqueued."""
     writes: bool = False

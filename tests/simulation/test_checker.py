@@ -287,6 +287,20 @@ def test_a_run_before_its_time_is_noticed():
     assert WrittenHistory().done("a", eta=50.0).final("a").codes() == {"I10"}
 
 
+def test_a_task_that_begins_before_what_it_waits_for_is_noticed():
+    history = WrittenHistory().enqueue("a").enqueue("b", after="a").lease().claim("b").end("b")
+    history.claim("a").end("a").final("a").final("b")
+    assert history.codes() == {"I21"}
+
+    right = WrittenHistory().enqueue("a").enqueue("b", after="a").lease().claim("a").end("a")
+    assert right.claim("b").end("b").final("a").final("b").codes() == set()
+
+
+def test_a_task_that_was_not_released_is_noticed():
+    history = WrittenHistory().done("a").enqueue("b", after="a").final("a")
+    assert "I22" in history.final("b", 0, status="pending", result=None).codes()
+
+
 def test_a_nominal_time_without_a_task_is_noticed():
     history = WrittenHistory().add("schedule", "s", value=[(60.0, "s.60"), (120.0, "s.120")])
     history.add("fired", "s.60", value="s", until=60.0).final("s.60", 1, result=[60.0, 1])

@@ -112,7 +112,8 @@ async def of_failing(ctx: TaskContext, catches: bool) -> str:
     except ChildrenFailed as error:
         if not catches:
             raise
-        return f"{len(error.failures)} {error.failures[0].error.message}"
+        first = error.failures[0].error
+        return f"{len(error.failures)} {'' if first is None else first.message}"
     return "not reached"
 
 
@@ -129,7 +130,8 @@ async def waits_for_fact(ctx: TaskContext, name: str) -> int:
 
 @task
 async def waits_for_other(ctx: TaskContext, task_id: str) -> int:
-    return await ctx.wait(task_id) + 1
+    value: int = await ctx.wait(task_id)
+    return value + 1
 
 
 @task(retry=[0.001])

@@ -208,11 +208,8 @@ class StatsRecorder:
                 self._events.emit(events.TaskCancellation(**fields, reason=reason))
             case Snoozed(eta=eta, reason=reason):
                 self._events.emit(events.TaskSnoozed(**fields, until=eta, reason=reason))
-            case Suspended(on=on, until=until):
-                suspended = events.TaskSuspended(
-                    **fields, waits_for=on[:10], count=len(on), until=until
-                )
-                self._events.emit(suspended)
+            case Suspended():
+                self._events.emit(_suspended(task, outcome))
             case _:
                 self._events.emit(events.TaskReleased(**fields, reason=stop_reason))
 
@@ -266,3 +263,10 @@ def event_fields(task: Task) -> dict[str, Any]:
         "token": task.token or None,
         "task_type": task.task_type or "",
     }
+
+
+def _suspended(task: Task, outcome: Suspended) -> events.TaskSuspended:
+    on = outcome.on
+    return events.TaskSuspended(
+        **event_fields(task), waits_for=on[:10], count=len(on), until=outcome.until
+    )
