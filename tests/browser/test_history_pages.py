@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from omniq import AsyncTaskQueue
@@ -35,7 +36,7 @@ async def store_night(storage, hours: int = 24) -> None:
         pass
 
 
-async def page(client, path: str) -> str:
+async def page(client: httpx.AsyncClient, path: str) -> str:
     answer = await client.get(path, headers=bearer())
     assert answer.status_code == 200, answer.text
     return answer.text
@@ -104,8 +105,9 @@ async def test_a_queue_says_why_its_tasks_wait(queue, client):
 async def test_a_killed_worker_is_not_called_blocked_and_stays_known():
     clock = ManualClock()
     async with (
-        AsyncTaskQueue(MemoryStorage(clock=clock)) as queue,
-        queue.storage.another() as killed,
+        MemoryStorage(clock=clock) as storage,
+        AsyncTaskQueue(storage) as queue,
+        storage.another() as killed,
         dashboard_client(queue) as client,
     ):
         await queue.enqueue("shop.say", "x")

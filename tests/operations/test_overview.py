@@ -56,11 +56,14 @@ async def test_a_worker_without_heartbeats_has_no_rate(storage, worker, clock):
     await monitor.overview()
     clock.advance(2)
     await other.renew(concurrency=1, lease=1000, runs=(10, 0, 0))
-    assert (await monitor.overview()).rates.finished == 5.0
+    rates = (await monitor.overview()).rates
+    assert rates is not None
+    assert rates.finished == 5.0
 
     clock.advance(100)
     overview = await monitor.overview()
     assert [(each.stalled, each.late) for each in overview.workers] == [(True, True)]
+    assert overview.rates is not None
     assert overview.rates.finished == 0.0
 
 

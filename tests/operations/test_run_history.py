@@ -12,7 +12,7 @@ from omniq.models import Task
 from omniq.operations.run_history import RANGES, known_names, range_of, run_history
 from omniq.outcomes import Failed, Retried, Succeeded
 from omniq.run_counts import FunctionCounts, PeriodCounts, RunCounts, percentile
-from omniq.testing.builders import an_error
+from omniq.testing.builders import a_result, an_error
 from omniq.worker.run_recorder import RunRecorder
 
 
@@ -31,6 +31,7 @@ async def test_each_point_of_a_range_has_the_runs_of_its_time(storage, clock):
     assert [each.figures.runs for each in history.points if each.figures.runs] == [10]
     assert (history.total.succeeded, history.total.errors) == (8, 2)
     assert history.total.error_share == 0.2
+    assert history.total.run_p50 is not None
     assert 0.0025 < history.total.run_p50 <= 0.005
 
 
@@ -76,6 +77,7 @@ def test_percentiles_are_within_the_range_of_the_right_run():
 
     for fraction, value in ((0.5, 0.5), (0.95, 0.95), (0.99, 0.99)):
         found = percentile(counts.run, fraction)
+        assert found is not None
         assert abs(found - value) <= 0.05
 
 
@@ -89,7 +91,7 @@ def test_all_outcomes_are_counted_however_many_runs_there_are(clock):
         elif line is not None and line.left:
             line.left -= 1
         else:
-            recorder.ran(ran, 0.1, Succeeded("a", 1, None))
+            recorder.ran(ran, 0.1, Succeeded("a", 1, a_result(ran)))
     recorder.ran(ran, 0.1, Failed("a", 1, an_error()))
     recorder.end_minute()
     (minute,) = recorder._held
