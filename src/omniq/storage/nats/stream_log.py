@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from omniq.clock import Clock, to_micros
+from omniq.errors import StorageClosed
 from omniq.storage.log.encoding import Commit
 from omniq.storage.log.log import Log, Trimmed
 from omniq.storage.nats.address import Address
@@ -116,8 +117,9 @@ class StreamLog(Log):
 
     @property
     def connection(self) -> ServerConnection:
-        """The connection to the server."""
-        assert self._connection is not None, "the log is not open"
+        """The connection to the server; `StorageClosed` once it was closed, also during a call."""
+        if self._connection is None:
+            raise StorageClosed("the storage was closed")
         return self._connection
 
     async def open(self) -> None:
