@@ -76,6 +76,7 @@ def test_the_examples_of_the_page_run(name: str) -> None:
     with TaskQueue("memory://") as queue:
         names = {
             "queue": queue,
+            "handle": queue.enqueue("shop.order"),
             "connection": object(),
             "send": "shop.send",
             "log_result": hook,

@@ -39,8 +39,9 @@ def stats(
     interval: Interval = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Show queues, rates, latencies, workers and failures; with `--range`, how runs ended in that time.
+    """Show queues, rates, latencies, workers and failures.
 
+    With `--range` it shows how runs ended in that time.
     Rates need two samples: only `--watch` shows them. With `--json` it prints one line per sample.
     """
     if span is not None:

@@ -42,6 +42,12 @@ _COUNT_PAUSE, _COUNT_SHARE = 0.01, 50
 """Counting the queue takes at most one part in `_COUNT_SHARE` of the time."""
 
 
+def _concurrent_calls(storage: BaseStorage) -> int:
+    """How many calls are under way: a server works on one while this process is busy with the other."""
+    capabilities = storage.capabilities
+    return 2 if capabilities.reach == "fleet" and not capabilities.slow_writes else 1
+
+
 class ClaimLoop:
     """Calls `record_and_reserve` again and again, while there is something to record or to claim.
 
@@ -66,17 +72,13 @@ class ClaimLoop:
         wake: asyncio.Event,
         stop_requested: asyncio.Future[None],
     ) -> None:
-        self._storage = storage
-        self._clock = storage.clock
+        self._storage, self._clock = storage, storage.clock
         self._running = running
         self._stats = stats
         self._events = dispatcher
         self._pool, self._unknown, self._watch = pool, unknown, watch
         self._problems, self._report_failure = problems, problems.report
-        # A server works on one call while this process or the network is busy with the other.
-        capabilities = storage.capabilities
-        is_server = capabilities.reach == "fleet" and not capabilities.slow_writes
-        self._concurrent_calls = 2 if is_server else 1
+        self._concurrent_calls = _concurrent_calls(storage)
         is_divided = self._concurrent_calls > 1 and concurrency >= _MANY_SLOTS
         self._most_per_call = (
             -(-concurrency // self._concurrent_calls) if is_divided else concurrency

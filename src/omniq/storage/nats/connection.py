@@ -270,8 +270,9 @@ class ServerConnection:
         async def receive(message: Msg) -> None:
             queue.put_nowait(message)
 
-        subscription = await session.client.subscribe(inbox, cb=receive)
+        subscription = None
         try:
+            subscription = await session.client.subscribe(inbox, cb=receive)
             reached, pending = first - 1, consumer.num_pending
             while pending and reached < last:
                 batch = min(_BATCH, pending)
@@ -293,11 +294,11 @@ class ServerConnection:
                 raise self._error(StorageError, f"message {reached + 1} of {stream} did not arrive")
         except TimeoutError as error:
             raise self._error(Unanswered, "messages of a stream did not arrive") from error
-        except driver.Error as error:
+        except (driver.Error, OSError) as error:
             raise self._error(Unanswered, str(error) or type(error).__name__) from error
         finally:
             session.queues.discard(queue)
-            if session.is_open:
+            if session.is_open and subscription is not None:
                 with suppress(driver.Error, OSError):
                     await subscription.unsubscribe()
                     await session.client.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}")
@@ -317,9 +318,12 @@ class ServerConnection:
         """Receive the messages of a subject, on every connection that is made."""
         self._subscriptions[subject] = receive
         session = await self.connect()
-        if subject not in session.subscriptions:
-            await self._subscribe(session, subject, receive)
-        await session.client.flush()
+        try:
+            if subject not in session.subscriptions:
+                await self._subscribe(session, subject, receive)
+            await session.client.flush()
+        except (driver.Error, OSError) as error:
+            raise self._error(Unanswered, str(error) or type(error).__name__) from error
 
     async def _subscribe(self, session: _Session, subject: str, receive: Receive) -> None:
         async def on_message(message: Msg) -> None:

@@ -26,7 +26,7 @@ from omniq.errors import StorageClosed
 from omniq.storage.log.encoding import Commit
 from omniq.storage.log.log import Log, Trimmed
 from omniq.storage.nats.address import Address
-from omniq.storage.nats.api_errors import NOT_FOUND, WRONG_SEQUENCE, ApiError
+from omniq.storage.nats.api_errors import NOT_FOUND, WRONG_SEQUENCE, ApiError, Unanswered
 from omniq.storage.nats.connection import ServerConnection
 from omniq.storage.nats.server_check import (
     StreamInfo,
@@ -44,6 +44,7 @@ CAPABILITIES = Capabilities(name="nats", durability="os", reach="fleet")
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _PARTS = "Omniq-Parts"
 _MARGIN = 4_096
+_READS = 3
 """Bytes of a message for its headers."""
 
 _SURE_FOR = 1_000_000
@@ -254,6 +255,13 @@ class StreamLog(Log):
         return True
 
     async def read(self, first: int) -> list[bytes]:
+        for _ in range(_READS - 1):
+            # A connection that was lost is made again by the next attempt.
+            with suppress(Unanswered):
+                return await self._read(first)
+        return await self._read(first)
+
+    async def _read(self, first: int) -> list[bytes]:
         before = self._places.get(first - 1)
         info = await self._stream()
         state = info.state
