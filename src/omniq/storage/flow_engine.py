@@ -1,6 +1,6 @@
 """The engine's steps for workflows: cancelling all below a record, events, groups, retries, retention.
 
-What the end of a record does to others is in `ends`. What a step leaves to do is stored in documents of the
+What the end of a record does to others is in `release_waiters`. What a step leaves to do is stored in documents of the
 kind `flow_work`; `advance` does it, in as many steps as it takes.
 """
 
@@ -26,9 +26,16 @@ from omniq.storage.backend import (
     Record,
     Section,
 )
-from omniq.storage.ends import FLOW_WORK, Edge, FlowWork, add_edges, decode_work, work_change
 from omniq.storage.inspection import TaskQuery
 from omniq.storage.pending_hooks import HOOK
+from omniq.storage.release_waiters import (
+    FLOW_WORK,
+    Edge,
+    FlowWork,
+    add_edges,
+    decode_work,
+    work_change,
+)
 from omniq.storage.row_rules import FinishedRow, Row, Workflow
 from omniq.storage.side_engine import SideEngine, atomic
 from omniq.storage.step import Step

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from omniq.errors import InvalidTask, StaleClaim
 from omniq.models import TaskStatus
 from omniq.storage.backend import Changes, DocumentChange, Record
-from omniq.storage.ends import FLOW_WORK, Edge, FlowWork, add_edges, work_change
+from omniq.storage.release_waiters import FLOW_WORK, Edge, FlowWork, add_edges, work_change
 from omniq.storage.row_rules import Row, Workflow
 
 MAX_SOURCES = 1_000

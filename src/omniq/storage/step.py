@@ -13,8 +13,8 @@ from omniq.models import TaskStatus
 from omniq.outcomes import Outcome, Released, Rescheduled, Suspended
 from omniq.storage import row_rules
 from omniq.storage.backend import ANY, Changes, DocumentChange, Ended, Record, Section
-from omniq.storage.ends import Ends
 from omniq.storage.gate_states import GateStates
+from omniq.storage.release_waiters import Ends
 from omniq.storage.row_rules import Finish, Row, Settled
 from omniq.storage.row_seals import RowSeals
 
