@@ -1,7 +1,7 @@
-"""Deleted commits: a process that stood still for hours loses no commit, and commits nothing in vain.
+"""Deleted commits: a process that was suspended for hours loses no commit, and no commit of it is ignored.
 
 The model lets several processes run on one log, step by step: each request, each reply and each
-pause is a step, and between two steps hours may pass, while any process stands still.
+pause is a step, and between two steps hours may pass, while any process is suspended.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def show(flow: FlowId, url: Url = None, as_json: Json = False) -> None:
 
 
 def _members(node: NodeInfo) -> str:
-    """The members of a map on one line: how many there are, and how far they are."""
+    """The members of a map on one line: their number and progress."""
     total = sum(node.counts.values())
     if not total:
         return ""
@@ -114,7 +114,7 @@ def cancel(flow: FlowId, url: Url = None, as_json: Json = False) -> None:
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         if not await task_queue.flow(flow).cancel():
-            raise CommandFailed(f"flow {flow}: it has ended, or there is none", console.NOT_FOUND)
+            raise CommandFailed(f"flow {flow}: it has ended, or does not exist", console.NOT_FOUND)
         if as_json:
             output.print_json({"flow": flow, "cancelled": True})
         else:
@@ -129,10 +129,13 @@ def retry(
     url: Url = None,
     as_json: Json = False,
     from_: Annotated[
-        str | None, Option("--from", metavar="NODE", help="Run this node and all behind it again.")
+        str | None,
+        Option(
+            "--from", metavar="NODE", help="Run this node and all nodes that depend on it again."
+        ),
     ] = None,
 ) -> None:
-    """Run what did not succeed in a flow again; what has succeeded stays."""
+    """Run the nodes of a flow again that did not succeed."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         try:
@@ -144,14 +147,16 @@ def retry(
         if as_json:
             output.print_json({"flow": flow, "retried": is_retried})
         else:
-            output.print_line(f"retried: {flow}" if is_retried else f"{flow} was retried already")
+            output.print_line(
+                f"retried: {flow}" if is_retried else f"{flow} has already been retried"
+            )
 
     with_queue(url, work)
 
 
 @app.command()
 def waits(url: Url = None, as_json: Json = False) -> None:
-    """List the events that tasks wait for, with the question to the person who decides."""
+    """List the events that tasks wait for, with their prompts."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         found = await list_open_events(task_queue.storage)
@@ -182,14 +187,18 @@ def waits(url: Url = None, as_json: Json = False) -> None:
 @app.command()
 def send(
     target: Annotated[
-        str, Argument(metavar="TASK", help="The id of the task or flow; - for an event of its own.")
+        str,
+        Argument(
+            metavar="TASK",
+            help="The id of the task or flow; - for an event that belongs to no task.",
+        ),
     ],
     event: Annotated[str, Argument(metavar="EVENT", help="The name of the event.")],
     value: Annotated[str, Argument(metavar="JSON", help="The value; default: null.")] = "null",
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Give a task the event that it waits for. The first value counts."""
+    """Send an event to the task that waits for it. The first value counts."""
     try:
         decoded: Any = msgspec.json.decode(value)
     except msgspec.DecodeError:
@@ -208,7 +217,7 @@ def send(
         elif is_first:
             output.print_line(f"sent: {event}")
         else:
-            output.print_line(f"{event} has its value already, or the task has ended")
+            output.print_line(f"{event} already has a value, or the task has ended")
 
     with_queue(url, work)
 

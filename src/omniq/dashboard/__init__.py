@@ -11,12 +11,12 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `app_state` | the objects that all handlers share, and a short-lived cache |
 | `authentication` | secrets, one-time links and sessions |
 | `authorization` | checks the role and the token of a change, and writes the audit event |
-| `bulk_jobs` | changes of everything that a search matches |
+| `bulk_jobs` | changes of all tasks that a search matches |
 | `charts` | SVG paths from series of numbers |
 | `connections` | limits connections, and the time that a request may take to arrive |
 | `cookies` | the session, and the message that the next page shows |
 | `history_pages` | the pages of functions, single queues and single workers |
-| `jobs` | the changes that run in the background, and their progress |
+| `jobs` | bulk changes in the background, and their progress |
 | `live_stream` | the server-sent events of `/api/stream` |
 | `middleware` | refuses unknown hosts, other sites and unauthenticated requests; security headers |
 | `openapi` | the OpenAPI document |

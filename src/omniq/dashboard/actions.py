@@ -53,7 +53,7 @@ class RetryTasks(TaskIds, frozen=True, kw_only=True):
 
 
 class RetryEdited(ActionRequest, frozen=True, kw_only=True):
-    """A dead letter and its new arguments. `[redacted]` means the value that is stored."""
+    """A dead letter and its new arguments. `[redacted]` stands for the stored value."""
 
     id: Id
     args: list[Any] | None = None
@@ -72,20 +72,20 @@ class BulkDead(ActionRequest, frozen=True, kw_only=True):
 
 
 class BulkTasks(ActionRequest, frozen=True, kw_only=True):
-    """All tasks that match a search, perhaps of one status."""
+    """All tasks that match a search, optionally of one status."""
 
     q: str = ""
     status: TaskStatus | None = None
 
 
 class JobId(ActionRequest, frozen=True, kw_only=True):
-    """A change of everything that matches, which runs in the background."""
+    """A bulk change, which runs in the background."""
 
     id: Id
 
 
 class ChangeTask(ActionRequest, frozen=True, kw_only=True):
-    """A waiting task, and the priority, queue or eta that it gets."""
+    """A waiting task, and its new priority, queue or eta."""
 
     id: Id
     priority: int | None = None
@@ -107,7 +107,7 @@ class EnqueueTask(ActionRequest, frozen=True, kw_only=True):
 class PutSchedule(ActionRequest, frozen=True, kw_only=True):
     """A schedule to add or replace: a cron expression, or an interval in seconds or as `5m`.
 
-    `[redacted]` means the value that is stored.
+    `[redacted]` stands for the stored value.
     """
 
     id: Id
@@ -166,7 +166,7 @@ class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
     done: int = 1
     refused: dict[str, str] = {}
     path: str = ""
-    """Where the result can be seen, if it is not the page of the action."""
+    """The page that shows the result, if it is not the page of the action."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -208,14 +208,14 @@ async def retry_edited(state: AppState, request: RetryEdited) -> ActionResult:
 
 
 def bulk(verb: Verb) -> Callable[[AppState, Any], Awaitable[ActionResult]]:
-    """The handler that begins a change of everything that matches."""
+    """The handler that starts a bulk change."""
 
     async def handle(state: AppState, request: BulkDead | BulkTasks) -> ActionResult:
         given = {name: value for name, value in msgspec.structs.asdict(request).items() if value}
         if not given:
-            # A form without a condition is a mistake more often than it is meant.
+            # A form without a condition is more likely a mistake than intended.
             raise InvalidValue(
-                "give a search, a status or a group: without one it would be everything"
+                "give a search, a status or a group; without one, the change would apply to everything"
             )
         query: bulk_jobs.Query
         if isinstance(request, BulkDead):
@@ -232,7 +232,9 @@ def bulk(verb: Verb) -> Callable[[AppState, Any], Awaitable[ActionResult]]:
 
 async def stop_job(state: AppState, request: JobId) -> ActionResult:
     job = state.jobs.stop(request.id)
-    return ActionResult(message=f"{count_of(job.done, 'task')} {job.word}; the others were left")
+    return ActionResult(
+        message=f"{count_of(job.done, 'task')} {job.word}; the others were not changed"
+    )
 
 
 async def run_now(state: AppState, request: TaskIds) -> ActionResult:
@@ -406,11 +408,11 @@ ACTIONS = {
         Action("tasks/enqueue", "Enqueue a task", EnqueueTask, enqueue),
         Action("bulk/retry", "Retry all tasks that match", BulkTasks, bulk("retry")),
         Action("bulk/cancel", "Cancel all tasks that match", BulkTasks, bulk("cancel")),
-        Action("bulk/run-now", "Make all tasks due that match", BulkTasks, bulk("run-now")),
+        Action("bulk/run-now", "Make all tasks that match due now", BulkTasks, bulk("run-now")),
         Action("bulk/delete", "Delete all ended tasks that match", BulkTasks, bulk("delete")),
         Action("dead/retry", "Retry all dead letters that match", BulkDead, bulk("retry-dead")),
         Action("dead/delete", "Delete all dead letters that match", BulkDead, bulk("delete-dead")),
-        Action("jobs/stop", "Stop a change of everything that matches", JobId, stop_job),
+        Action("jobs/stop", "Stop a bulk change", JobId, stop_job),
         Action("breakers/close", "Close a circuit breaker", BreakerName, close_breaker),
         Action("workers/stop", "Stop a worker", WorkerId, stop_worker),
         Action("workers/restart", "Restart a worker", WorkerId, restart_worker),

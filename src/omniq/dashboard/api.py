@@ -127,13 +127,13 @@ ENDPOINTS = (
     Endpoint("/api/breakers", "Circuit breakers", _NO_QUERY, breakers),
     Endpoint(
         "/api/history",
-        "Runs of a range, by function, queue and worker",
+        "Runs in a time range, by function, queue and worker",
         queries.HistoryQuery,
         history,
     ),
-    Endpoint("/api/jobs", "Changes of everything that matched", _NO_QUERY, jobs),
-    Endpoint("/api/limits", "Limits and what holds them", _NO_QUERY, limits),
-    Endpoint("/api/audit", "What operators have done", queries.AuditQuery, audit),
+    Endpoint("/api/jobs", "Bulk changes and their progress", _NO_QUERY, jobs),
+    Endpoint("/api/limits", "Limits and the tasks that hold them", _NO_QUERY, limits),
+    Endpoint("/api/audit", "Actions of operators", queries.AuditQuery, audit),
     Endpoint("/api/storage", "The guarantees and settings of the storage", _NO_QUERY, storage),
 )
 

@@ -61,7 +61,7 @@ class AppState:
             raise
 
     async def close(self) -> None:
-        """End all streams and jobs, and close what the dashboard has opened."""
+        """End all streams and jobs, and close the connections that the dashboard has opened."""
         await self.jobs.close()
         await self.sampler.close()
         await self.searches.close()

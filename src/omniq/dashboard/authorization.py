@@ -98,6 +98,6 @@ class _Audit:
             by=event.by,
             client=event.client,
         )
-        # The event has it too: a storage that does not respond must not change the answer.
+        # The event has the same data: an unreachable storage must not change the response.
         with suppress(OmniqError):
             await state.storage.add_audit_entry(entry)

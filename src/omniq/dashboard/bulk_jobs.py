@@ -1,7 +1,7 @@
-"""Changes of everything that a search matches: counted first, then made in the background, with progress and a stop.
+"""Bulk changes of all tasks that a search matches: counted first, then made in the background.
 
-A job belongs to the process of the dashboard. What it has done when that process ends stays done; the same
-search finds the rest.
+A job runs in the process of the dashboard, shows its progress and can be stopped. Changes that were made before the
+process ends are not undone; the same search finds the remaining tasks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COUNT_SECONDS = 2.5
 
 
 class Matches(msgspec.Struct, frozen=True):
-    """How many match; `is_complete` is False if counting took too long, so that there are more."""
+    """The number of matches; `is_complete` is False if counting took too long and there may be more."""
 
     count: int
     is_complete: bool
@@ -36,7 +36,7 @@ Query = queries.TasksQuery | queries.DeadQuery
 
 
 def start(state: AppState, verb: Verb, query: Query, subject: str) -> Job:
-    """Begin to change everything that matches now."""
+    """Start to change everything that matches."""
     job = Job(state.clock.new_id(), verb, subject, state.clock)
     state.jobs.add(job)
     job.task = asyncio.get_running_loop().create_task(_run(state, job, query))
@@ -57,7 +57,7 @@ async def _run(state: AppState, job: Job, query: Query) -> None:
 
 
 async def count_matches(state: AppState, query: Query) -> Matches:
-    """How many match, as far as that can be counted in a short time."""
+    """The number of matches, as far as they can be counted in a short time."""
     deadline, count = state.clock.monotonic() + _COUNT_SECONDS, 0
     async with state.searches.use() as storage:
         async for ids in _batches(storage, state, query):

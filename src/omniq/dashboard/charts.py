@@ -32,7 +32,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A part of a bar: its kind and where it is."""
+    """A part of a bar: its kind and position."""
 
     kind: str
     x: float
@@ -42,7 +42,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """The place of one point, and the text that is shown for it."""
+    """The position of one point, and the text that is shown for it."""
 
     x: float
     width: float
@@ -89,7 +89,7 @@ def chart(
     if not series:
         return Chart(width=width, height=height, line="", area="", top=ceiling)
     newest = series[-1][0]
-    # Every so many points, counted from the first one, so that the others do not change with each new one.
+    # Every n-th point, counted from the first one, so that a new point does not change the others.
     every = max(1, len(series) // _MAX_SPARK_POINTS)
     points = [
         (
@@ -119,7 +119,7 @@ def outcome_chart(history: History, title: str, kinds: Sequence[str]) -> TimeCha
         for kind, value in parts:
             height = HEIGHT * value / top
             if value:
-                # A single failure among thousands of runs is visible too.
+                # Keep a single failure among thousands of runs visible.
                 height = max(height, 1.5)
                 y -= height
                 bars.append(

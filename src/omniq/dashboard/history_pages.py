@@ -71,7 +71,7 @@ async def queue(request: Request) -> Response:
     known = {line.name: line for line in snapshot.overview.queues}
     history = await queries.history_of(state, query.range, queue=name, parts=True)
     if name not in known and not history.total.runs and snapshot.overview.counted_at:
-        raise HTTPException(404, f"no queue {name} has tasks, is paused, or had a run lately")
+        raise HTTPException(404, f"no queue {name} has tasks, is paused, or had a run recently")
 
     async def read_reasons() -> object:
         async with state.searches.use() as storage:
@@ -90,7 +90,7 @@ async def queue(request: Request) -> Response:
 
 
 async def worker(request: Request) -> Response:
-    """One worker, alive or ended within a day: its tasks and its history."""
+    """One worker, alive or ended in the last 24 hours: its tasks and its history."""
     state, worker_id = state_of(request), request.path_params["name"]
     query = queries.parse_query(queries.HistoryQuery, request.query_params.multi_items())
     await state.sampler.current()
@@ -99,8 +99,10 @@ async def worker(request: Request) -> Response:
     gone = next((each for each in ended if each.worker.id == worker_id), None)
     view = views.get(worker_id)
     if view is None and gone is None:
-        raise HTTPException(404, f"no worker {worker_id} is alive or has ended within a day")
-    # Hours are not stored by worker.
+        raise HTTPException(
+            404, f"no worker {worker_id} is alive or has ended in the last 24 hours"
+        )
+    # Counts per hour are not stored by worker.
     span = "24h" if RANGES[range_of(query.range).name].hours else query.range
     history = await queries.history_of(state, span, worker=worker_id)
     return page(

@@ -1,4 +1,4 @@
-"""The changes that run in the background of this process, with their progress."""
+"""Bulk changes that run in the background of this process, with their progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERBS: dict[Verb, tuple[str, str]] = {
     "retry-dead": ("Retry", "retried"),
     "delete-dead": ("Delete", "deleted"),
 }
-"""What a job may do: the word for a button, and for the result."""
+"""The actions of jobs: the word for the button, and for the result."""
 
 _MAX_JOBS = 50
 _MAX_REASONS = 20
@@ -27,7 +27,7 @@ State = Literal["running", "done", "stopped", "failed"]
 
 
 class Job:
-    """A change of everything that matched."""
+    """A bulk change."""
 
     def __init__(self, job_id: str, verb: Verb, subject: str, clock: Clock) -> None:
         self.id = job_id
@@ -43,7 +43,7 @@ class Job:
 
     @property
     def word(self) -> str:
-        """What it does to each task."""
+        """The change that it makes to each task."""
         return VERBS[self.verb][1]
 
     def as_json(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Job:
         return {name: getattr(self, name) for name in names}
 
     def add(self, report: BulkReport) -> None:
-        """Count what was done."""
+        """Add the result of a batch."""
         self.done += report.done
         self.refused += len(report.refused)
         for why in report.refused.values():
@@ -82,10 +82,10 @@ class Jobs:
             del self._jobs[job_id]
 
     def stop(self, job_id: str) -> Job:
-        """Stop a job after the batch that it is at."""
+        """Stop a job after its current batch."""
         job = self._jobs.get(job_id)
         if job is None:
-            raise InvalidValue(f"job {job_id}: this dashboard has none with this id")
+            raise InvalidValue(f"job {job_id}: this dashboard has no job with this id")
         if job.state == "running":
             job.state = "stopped"
         return job

@@ -1,4 +1,4 @@
-"""The pages on which operators act: changes of all that match, jobs, limits and breakers, new tasks, the audit log."""
+"""The pages on which operators act: bulk changes, jobs, limits and breakers, new tasks, the audit log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEAD_VERBS: tuple[Verb, ...] = ("retry-dead", "delete-dead")
 
 
 async def bulk_tasks(request: Request) -> Response:
-    """How many tasks match, and what can be done with all of them."""
+    """The number of tasks that match, and the actions on all of them."""
     query = queries.parse_query(queries.TasksQuery, request.query_params.multi_items())
     return await _bulk(
         request, query, _TASK_VERBS, "/tasks", {"q": query.q, "status": query.status}
@@ -31,7 +31,7 @@ async def bulk_tasks(request: Request) -> Response:
 
 
 async def bulk_dead(request: Request) -> Response:
-    """How many dead letters match, and what can be done with all of them."""
+    """The number of dead letters that match, and the actions on all of them."""
     query = queries.parse_query(queries.DeadQuery, request.query_params.multi_items())
     fields = {
         "group": query.group,
@@ -87,13 +87,13 @@ async def job(request: Request) -> Response:
     found = state.jobs.get(request.path_params["job_id"])
     if found is None:
         raise HTTPException(
-            404, "this dashboard has no such job; it forgets them when it is restarted"
+            404, "this dashboard has no such job; a restart deletes the list of jobs"
         )
     return page(request, "jobs.html", jobs=[found])
 
 
 async def limits(request: Request) -> Response:
-    """Running limits, rate limits and circuit breakers, with what they hold."""
+    """Running limits, rate limits and circuit breakers, with the tasks that hold them."""
     state = state_of(request)
     snapshot = await state.sampler.current()
     found = await state.cached("limits", lambda: limits_of(state.storage))
@@ -139,7 +139,7 @@ async def edit_schedule(request: Request) -> Response:
 
 
 async def audit(request: Request) -> Response:
-    """What operators have done, newest first."""
+    """The actions of operators, newest first."""
     state = state_of(request)
     await state.sampler.current()
     query = queries.parse_query(queries.AuditQuery, request.query_params.multi_items())

@@ -107,7 +107,7 @@ def _waiting(snapshot: Snapshot) -> int:
 
 
 def worst_first(queues: Sequence[QueueInfo]) -> list[QueueInfo]:
-    """The queues, those first whose oldest task waits for longest, or that have the most."""
+    """The queues, first those whose oldest task has waited longest, then those with the most tasks."""
     return sorted(queues, key=lambda line: (-line.oldest_due_age, -line.waiting, line.name))
 
 
@@ -216,7 +216,7 @@ async def task(request: Request) -> Response:
 
 
 def _times(detail: TaskDetail, now: datetime) -> dict[str, Any]:
-    """When the last run started and ended, how long the task had waited, and how long it took."""
+    """When the last run started and ended, how long the task had waited, and how long the run took."""
     task, result = detail.task, detail.result
     is_final = task.status.is_final
     started = result.started_at if result is not None and is_final else task.started_at
@@ -230,7 +230,7 @@ def _times(detail: TaskDetail, now: datetime) -> dict[str, Any]:
 
 
 async def _hosts(state: AppState) -> dict[str, str]:
-    """The hosts of the workers that are alive or ended within a day, by id."""
+    """The hosts of the workers that are alive or ended in the last 24 hours, by id."""
     snapshot = await state.sampler.current()
     ended = await state.cached("ended", state.storage.ended_workers)
     workers = [*snapshot.overview.workers, *(each.worker for each in ended)]
@@ -289,7 +289,7 @@ async def dead(request: Request) -> Response:
 
 
 async def workers(request: Request) -> Response:
-    """The live workers, their running tasks, and those that have ended within a day."""
+    """The live workers with their running tasks, and the workers that ended in the last 24 hours."""
     state = state_of(request)
     await state.sampler.current()
     ended = await state.cached("ended", state.storage.ended_workers)

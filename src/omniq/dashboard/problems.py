@@ -1,4 +1,4 @@
-"""What an operator should act on: one line for each cause, the worst first, each with where to solve it."""
+"""The problems that an operator should act on: one line per cause, the worst first, with a link to the page."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Severity = Literal["critical", "warning", "note"]
 _ORDER: dict[Severity, int] = {"critical": 0, "warning": 1, "note": 2}
 _OVERDUE = timedelta(minutes=2)
 _STORM = 0.5
-"""The part of runs that are retried from which on it is called a retry storm."""
+"""The fraction of retried runs from which on it is called a retry storm."""
 
 _STORM_RATE = 0.2
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """A problem, the page about it, and perhaps a button that solves it."""
+    """A problem, the page about it, and optionally a button that solves it."""
 
     severity: Severity
     text: str

@@ -95,7 +95,7 @@ class DeadPage(msgspec.Struct, frozen=True):
 
 
 class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A page of what operators have done."""
+    """A page of operator actions."""
 
     after: Text = ""
     limit: Size = 100
@@ -158,7 +158,7 @@ async def list_tasks_page(state: AppState, query: TasksQuery) -> TaskPage:
 
 
 async def _exact_function(state: AppState, wanted: TaskSearch) -> TaskSearch:
-    """The search by the whole path, if one known function has it: a storage finds that much faster."""
+    """The search with the full path, if one known function matches: storages find that much faster."""
     if not wanted.function or wanted.func_path is not None:
         return wanted
     part = wanted.function.lower()
@@ -218,7 +218,7 @@ async def list_dead_groups(state: AppState) -> DeadGroups:
 
 
 async def list_workers(state: AppState) -> list[WorkerView]:
-    """Every live worker with its running tasks, in three reads however many run."""
+    """Every live worker with its running tasks, in three reads for any number of tasks."""
 
     async def read() -> list[WorkerView]:
         workers = await live_workers(state.storage)
@@ -241,7 +241,7 @@ async def list_workers(state: AppState) -> list[WorkerView]:
 
 
 async def _tasks(storage: BaseStorage, ids: Sequence[str]) -> dict[str, Task]:
-    """The running tasks with these ids: from one scan, unless very many run."""
+    """The running tasks with these ids; from one scan, unless there are very many."""
     scan = await storage.scan_tasks(status=TaskStatus.RUNNING, limit=_MAX_SCANNED)
     return {task.id: task for task in scan.tasks if task.id in set(ids)}
 
@@ -292,7 +292,7 @@ def _time_of(task: Task) -> datetime:
 
 
 def search_text(query: TasksQuery) -> str:
-    """The conditions but for the status as one line of search."""
+    """The conditions except the status, as a search text."""
     named = {
         "queue": query.queue,
         "fn": query.function,
@@ -343,7 +343,7 @@ async def known_functions(state: AppState) -> list[str]:
 
 
 async def history_of(state: AppState, span: str, **chosen: Any) -> History:
-    """The history of a range, read again when a minute may have been added."""
+    """The history of a range, cached until a minute may have been added."""
 
     async def read() -> History:
         async with state.searches.use() as storage:

@@ -31,7 +31,7 @@ from omniq.operations.run_history import RANGES
 from omniq.to_json import plain
 
 REFRESH_HEADER = "omniq-parts"
-"""With it, a page answers with its live parts only; its value are the digests of those that are known."""
+"""A request with this header gets only the live parts of a page. Its value is the digests of the parts that the client has."""
 
 PAGES = (
     ("/", "Overview"),
@@ -108,7 +108,7 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
     user: User | None = request.scope.get("omniq.user")
     session = None if user is None else user.session
     notice = "" if session is None or status != 200 else read_notice(request.headers, session)
-    # A script of the page asks for the parts that have changed: it names those that it has.
+    # The script of the page requests the parts that have changed: it sends digests of those that it has.
     refresh = request.headers.get(REFRESH_HEADER)
     html = request.app.state.templates.get_template(template).render(
         base=request.scope.get("root_path", ""),
@@ -116,7 +116,7 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
         query=request.url.query,
         user=user,
         may_change=user is not None and user.role == "operator",
-        # A refresh is compressed. The length of something compressed can disclose a secret in it.
+        # A refresh is compressed, so it must not contain a secret: the length of compressed data can disclose it.
         token="" if session is None or refresh is not None else session.token,
         is_refresh=refresh is not None,
         known_parts=frozenset((refresh or "").split()),
@@ -136,12 +136,12 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
 
 
 def accepts_gzip(request: Request) -> bool:
-    """Whether the client can read compressed answers."""
+    """Whether the client accepts compressed responses."""
     return "gzip" in request.headers.get("accept-encoding", "")
 
 
 def compressed(response: R) -> R:
-    """The response with its body compressed. Never for one that has a secret."""
+    """The response with its body compressed. Do not use it for a response that contains a secret."""
     response.body = gzip.compress(response.body, compresslevel=5, mtime=0)
     response.headers["content-length"] = str(len(response.body))
     response.headers["content-encoding"] = "gzip"
@@ -199,7 +199,7 @@ def number(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """A count that needs little room.
+    """A count in a short form.
 
     >>> short(987), short(12_345)
     ('987', '12 k')
@@ -211,7 +211,7 @@ _TASK_ID = re.compile(r"\bTask ([0-9A-Za-z_.-]{1,128}) ")
 
 
 def linked(notice: str, base: str) -> Markup:
-    """A message in which the id of a task leads to its page."""
+    """A message in which the id of a task is a link to its page."""
     parts = _TASK_ID.split(notice, maxsplit=1)
     if len(parts) != 3:
         return Markup("{}").format(notice)

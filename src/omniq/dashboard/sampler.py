@@ -1,7 +1,7 @@
 """Snapshots of the storage, taken once per interval and shared by all pages and streams.
 
-The storage is read equally often for one viewer and for many. A snapshot does not wait until a
-large storage is counted: it has the last counts, and says when they were made. Snapshots that take
+The storage is read equally often for one viewer and for many. A snapshot does not wait for the counts of a
+large storage: it has the last counts, and the time when they were made. Snapshots that take
 long make the interval longer, up to a maximum, and no page waits for them. Without viewers, snapshots are taken less
 often, and after 15 minutes they stop.
 """
@@ -35,7 +35,7 @@ _MIN_PAUSE_FACTOR = 10
 
 _MAX_INTERVAL = 10.0
 _STALE_AFTER = 3
-"""Intervals without a new snapshot after which the data is called old."""
+"""The number of intervals without a new snapshot after which the data is shown as old."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +168,7 @@ class Sampler:
             if self._failure is None:
                 write(WorkerProblem.of("dashboard", error))
             self._failure = error
-            # The next one soon: it is needed most when the storage responds again.
+            # Retry soon, so that there is a new snapshot when the storage responds again.
             self._interval = self._min_interval
             return
         now = self._clock.monotonic()

@@ -1,7 +1,7 @@
-"""A second connection to the storage, for searches: a slow one does not delay the snapshots.
+"""A second connection to the storage, for searches, so that a slow search does not delay the snapshots.
 
-It is opened by the first search, and closed when there has been none for a while. So a mounted application,
-which is not told when it ends, holds no connection that it does not use.
+The first search opens it, and it is closed after some time without searches. A mounted application gets no shutdown
+notification, so it must not keep an unused connection open.
 """
 
 from __future__ import annotations

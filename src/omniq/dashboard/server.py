@@ -153,7 +153,7 @@ async def _end_streams(server: uvicorn.Server, state: AppState) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     name = "127.0.0.1" if host == "localhost" else host
     family = socket.AF_INET6 if ":" in name else socket.AF_INET
-    # With the protocol: without it, asyncio does not set TCP_NODELAY, and each answer waits for 40 ms.
+    # The protocol is named because asyncio sets TCP_NODELAY only then; without it, each response waits for 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

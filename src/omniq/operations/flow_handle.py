@@ -80,9 +80,9 @@ class AsyncFlowHandle(Generic[R]):
         return await self._storage.cancel(self.id)
 
     async def retry(self, from_: str | None = None) -> bool:
-        """Run what did not succeed again, or a node and all behind it; what has succeeded stays.
+        """Run the nodes again that did not succeed, or a node and all nodes that depend on it.
 
-        False if another retry was faster. Raises `InvalidTask` for a flow that runs, or that was undone.
+        Returns False if another caller has retried the flow first. Raises `InvalidTask` for a flow that runs, or that was undone.
         """
         root = await self._root()
         if not root.status.is_final:

@@ -54,7 +54,7 @@ async def flow_reasons(storage: BaseStorage, task: Task) -> list[Reason]:
 async def _event_reason(storage: BaseStorage, event: Task) -> Reason:
     parent = None if event.workflow is None else event.workflow.parent
     name = event.id if parent is None else name_of(event.id)
-    target = f"{shlex.quote(parent)} {name}" if parent is not None else name
+    target = f"{shlex.quote(parent)} {name}" if parent is not None else f"- {name}"
     prompt = "" if event.workflow is None else event.workflow.prompt
     text = f"It waits for the event {name!r}" + (f": {prompt}" if prompt else "")
     return Reason(

@@ -1,6 +1,6 @@
 """How runs ended over a time range: rates, failures and percentiles, by function, queue or worker.
 
-Read from what the workers store each minute. For the command line and the dashboard.
+Reads the counts that workers store each minute, for the command line and the dashboard.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from omniq.to_json import JsonRecord
 
 
 class TimeRange(msgspec.Struct, frozen=True):
-    """A time range that ends now. `step`: seconds of one point; `hours`: it is read by the hour."""
+    """A time range that ends now. `step`: seconds per point; `hours`: it uses the counts per hour."""
 
     name: str
     text: str
@@ -46,7 +46,7 @@ DEFAULT_RANGE = "1h"
 class RunFigures(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     """Figures of some runs: their outcomes, and percentiles of waiting times and durations in seconds.
 
-    `failed` runs were the last of their tasks, `retried` ones failed and are repeated. `busy_seconds` is the
+    `failed` counts runs whose tasks failed for good, `retried` those that failed and are retried. `busy_seconds` is the
     sum of all durations.
     """
 
@@ -83,17 +83,17 @@ class RunFigures(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def errors(self) -> int:
-        """The runs that failed, for good or to be repeated."""
+        """The runs that failed, whether they are retried or not."""
         return self.failed + self.retried
 
     @property
     def error_share(self) -> float:
-        """The part of the runs that failed."""
+        """The fraction of runs that failed."""
         return self.errors / self.runs if self.runs else 0.0
 
 
 class HistoryPoint(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of the seconds that begin at `at`."""
+    """The figures of one point, which begins at `at`."""
 
     at: datetime
     seconds: int
@@ -103,7 +103,7 @@ class HistoryPoint(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
 class History(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a time range: in total, at each point, and by function, queue and worker.
 
-    The minute that has not ended is not in it. `versions` are those that first started in it.
+    The current minute is left out. `versions` are those that were first started in the range.
     """
 
     range: str
@@ -218,7 +218,7 @@ def _floor(instant: datetime, seconds: int) -> datetime:
 
 
 async def known_names(storage: BaseStorage, days: int = 30) -> tuple[list[str], list[str]]:
-    """The functions and the queues that had a run in these days, each sorted."""
+    """The functions and the queues that had a run in these days, both sorted."""
     now = storage.clock.now()
     periods = await storage.run_counts(now - timedelta(days=days), now, hours=True)
     lines = [line for period in periods for line in period.functions]

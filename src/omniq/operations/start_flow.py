@@ -1,4 +1,4 @@
-"""Starting flows, and sending events: what the queues of async and blocking code share."""
+"""Starts flows and sends events, for async and blocking queues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omniq.tasks.flow_records import child_id, event_task
 from omniq.tasks.task_builder import TaskBuilder
 
 _OPEN_FOR = timedelta(hours=1)
-"""For how long the producer of a large flow may add to it."""
+"""How long the producer of a large flow may add records to it."""
 
 Store = Callable[[Sequence[Task]], Awaitable[list[str]]]
 
@@ -46,13 +46,13 @@ async def start_flow(
         return (await store(tasks))[0]
     if in_transaction:
         raise InvalidTask(
-            f"a flow that is started in a transaction has {MAX_NODES:,} records at most, and not {len(tasks):,}"
+            f"a flow that is started in a transaction has at most {MAX_NODES:,} records, and not {len(tasks):,}"
         )
     return await _start_large(storage, store, tasks)
 
 
 async def _start_large(storage: BaseStorage, store: Store, tasks: list[Task]) -> str:
-    """Store a flow in parts. All nodes wait for an event, which the last part completes."""
+    """Store a flow in parts. All nodes wait for an event, which is completed after the last part."""
     root, *others = tasks
     opened = event_task(
         f"{root.id}._open",
@@ -90,9 +90,9 @@ def _behind(task: Task, opened: str) -> Task:
 
 
 async def send_event(storage: BaseStorage, name: str, value: Any, to: Any) -> bool:
-    """Give a task the event, or all that wait for it; False when it has its value already.
+    """Send an event to a task, or to all tasks that wait for it; False if it already has a value.
 
-    Raises `TaskNotFound` when the task has no record.
+    Raises `TaskNotFound` if the task has no record.
     """
     if to is None:
         check_id(name)

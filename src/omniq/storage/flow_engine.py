@@ -1,7 +1,7 @@
-"""The engine's steps for workflows: cancelling all below a record, events, groups, retries, retention.
+"""The engine's steps for workflows: cancelling all records below another, events, groups, retries, retention.
 
-What the end of a record does to others is in `release_waiters`. What a step leaves to do is stored in documents of the
-kind `flow_work`; `advance` does it, in as many steps as it takes.
+The effects of the end of a record on others are in `release_waiters`. Work that a step does not complete is stored in documents
+of the kind `flow_work`; `advance` does it in further steps.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from omniq.storage.side_engine import SideEngine, atomic
 from omniq.storage.step import Step
 
 _BELOW = 200
-"""Records below another that one step cancels, deletes or puts back."""
+"""The number of records below another that one step cancels or deletes."""
 
 _WORK_READ = 100
 _SHORT, _IN_TURN = ("release/", "settle/"), 4
-"""What the turn of a worker does before it claims, and how many steps of it."""
+"""The actions that a worker may do in its turn before it claims, and how many of them."""
 _LATER = 60_000_000
-"""Microseconds after which it is tried again to delete what still runs."""
+"""Microseconds after which the deletion of records that are still live is retried."""
 
 MAX_REVIVED = 1_000
 
@@ -56,17 +56,17 @@ class FlowEngine(SideEngine):
     """The verbs of workflows over one backend."""
 
     has_work = False
-    """Whether steps of this object have left something to do."""
+    """Whether steps of this object have stored remaining work."""
 
     @abstractmethod
     def _step(self, section: Section) -> Step: ...
 
-    # What steps have left to do
+    # Remaining work
 
     async def advance(self, *, in_turn: bool = False) -> bool:
-        """Do what is due of what steps have left to do, one piece of each; returns whether there was any.
+        """Do one piece of each remaining work that is due; returns whether there was any.
 
-        In the turn of a worker only what takes a short step each, and not much of it.
+        In the turn of a worker, only a few pieces that take one short step each.
         """
         self.has_work = False
 
@@ -101,7 +101,7 @@ class FlowEngine(SideEngine):
 
     @atomic
     async def _do_step(self, section: Section, document: Document, work: FlowWork | None) -> None:
-        """Do what takes one step, if it was not done meanwhile, and forget it."""
+        """Do work that takes one step, unless another owner has done it, and delete its document."""
         stored = await section.document(FLOW_WORK, document.key)
         if stored is None or stored.data != document.data:
             return
@@ -132,16 +132,16 @@ class FlowEngine(SideEngine):
         await section.write(Changes(documents=[change]))
 
     async def _finish_work(self) -> None:
-        """Go on until nothing is due: what steps of this object have left is done when it returns."""
+        """Do all remaining work that is due, including that of this object's steps."""
         while self.has_work:
             await self.advance()
 
     # Records below another
 
     async def below(self, root: str, *, after: str = "") -> AsyncIterator[list[Row]]:
-        """Pages of all records below that one, live and ended, in id order.
+        """Pages of all records below another, live and ended, in id order.
 
-        The id of a record begins with that of its parent; the parent that it names decides.
+        The id of a record begins with that of its parent, but only its `parent` decides.
         """
         start, parents = f"{root}.", {root}
         after = max(after, start)
@@ -164,7 +164,7 @@ class FlowEngine(SideEngine):
     # Cancel
 
     async def cancel(self, task_id: str, reason: str) -> bool:
-        """End a waiting task, or ask the owner of a running one to stop it; and all records below it."""
+        """Cancel a task and all records below it: end it if it waits, ask its owner to stop it if it runs."""
         is_cancelled = await self._cancel(task_id, reason)
         await self._finish_work()
         return is_cancelled
@@ -193,7 +193,7 @@ class FlowEngine(SideEngine):
             step.ends.put_work(work, step.now)
 
     async def _cancel_below(self, work: FlowWork) -> None:
-        # Again while there are new ones: a task may have added some before its own cancellation.
+        # Repeat while there are new records: a task may have added some before it was cancelled.
         has_changed = True
         while has_changed:
             has_changed = False
@@ -250,7 +250,7 @@ class FlowEngine(SideEngine):
         return not is_late
 
     async def close_group(self, group_id: str) -> bool:
-        """Say that a group gets no more members; False if it has ended."""
+        """Close a group to new members; False if it has ended."""
         is_live = await self._close_group(group_id)
         await self._finish_work()
         return is_live
@@ -272,15 +272,15 @@ class FlowEngine(SideEngine):
     # Reading
 
     async def records(self, ids: Sequence[str], *, bodies: bool = False) -> dict[str, Record]:
-        """What is stored under these ids."""
+        """The records with these ids."""
         return await self._read(lambda section: section.load(list(ids), bodies=bodies))
 
     # Retry
 
     async def revive(self, root_id: str, ids: Sequence[str]) -> bool:
-        """Put ended records below a root back, each waiting for its sources that have not succeeded.
+        """Make ended records below a root live again, each waiting for its sources that have not succeeded.
 
-        The root comes with them if it has ended; False if it is live and one of the others is, too.
+        An ended root is made live too. Returns False if the root is live and one of the others is, too.
         """
         is_first = True
         for start in range(0, max(len(ids), 1), MAX_REVIVED):
@@ -299,7 +299,7 @@ class FlowEngine(SideEngine):
         found = await section.load([root_id, *ids], bodies=True)
         root = found.get(root_id)
         ended = {each: record for each in ids if (record := found.get(each)) and not record.is_live}
-        # A group comes back with its members.
+        # A group is made live with its members.
         if root is None or len(ended) < len(ids):
             return False
         parents = {
@@ -324,7 +324,7 @@ class FlowEngine(SideEngine):
     async def purge_results(self, before: int) -> int:
         """Delete the records of tasks that finished before that instant; returns how many.
 
-        Those that belong to others stay until the topmost one is deleted, and then are deleted too.
+        Records below others are deleted together with their root, and not before.
         """
         purged, kept = 0, 0
         query = FinishedQuery(by="finished_at", before=before - 1, limit=_BELOW)
@@ -334,7 +334,7 @@ class FlowEngine(SideEngine):
             kept += len(ids) - deleted
             if len(ids) < query.limit:
                 break
-            # A backend may page by id, or return those again that were kept.
+            # A backend may page by id, or return kept records again.
             query = replace(query, after=ids[-1], limit=_BELOW + kept)
         await self._finish_work()
         return purged
@@ -356,9 +356,9 @@ class FlowEngine(SideEngine):
         return len(deleted)
 
     async def delete_task(self, task_id: str) -> bool:
-        """Delete the record of a task that has ended, and those below it; False when there is none.
+        """Delete the record of an ended task, and the records below it; False if there is none.
 
-        A record that belongs to another is not deleted before that one.
+        A record below another is not deleted before that one.
         """
         is_deleted = await self._delete_task(task_id)
         await self._finish_work()
@@ -377,10 +377,10 @@ class FlowEngine(SideEngine):
         return True
 
     async def _purge_below(self, root: str) -> bool:
-        """Delete the records below one that has ended; False if some of them are still live."""
+        """Delete the records below one that has ended; False if some of them are live."""
         record = await self.record(root)
         if record is not None and record.is_live:
-            # It was put back, or another has its id.
+            # The root was retried, or another record has its id.
             return True
         ids: list[str] = []
         is_any_live = False
@@ -389,14 +389,14 @@ class FlowEngine(SideEngine):
             is_any_live = is_any_live or any(not row.status.is_final for row in rows)
         if is_any_live:
             return False
-        # The last first: a record is found by those above it.
+        # In reverse order: a record is found through the records above it.
         for end in range(len(ids), 0, -_BELOW):
             await self._write(Changes(deleted_finished=ids[max(0, end - _BELOW) : end]))
         return True
 
 
 class Revival:
-    """The changes that put ended records back."""
+    """The changes that make ended records live again."""
 
     def __init__(self, now: int, found: dict[str, Record], revived: set[str]) -> None:
         self._now = now
@@ -409,7 +409,7 @@ class Revival:
         self._documents: list[DocumentChange] = []
 
     def changes(self, root_id: str, ended: dict[str, Record], parents: set[str]) -> Changes:
-        """Put back the ended records, and those of their parents that have ended."""
+        """Make the ended records live, and those of their parents that have ended."""
         for task_id in dict.fromkeys((root_id, *parents, *ended)):
             record = self._found.get(task_id)
             if record is None or (task_id not in ended and not _is_group(record)):
@@ -424,7 +424,7 @@ class Revival:
         for parent_id in dict.fromkeys((root_id, *parents)):
             row = self._inserted.get(parent_id)
             if row is not None and parent_id not in ended and parent_id != root_id:
-                # An ended group that lives again is a member of its own parent again.
+                # A group that is made live counts as a member of its parent again.
                 self._join(row)
         self._connect(ended)
         return Changes(

@@ -1,4 +1,4 @@
-"""Insertion of rows that are part of a workflow: their edges, and what they add to their parents."""
+"""Insertion of rows that are part of a workflow: their edges, and the changes of their parents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omniq.storage.release_waiters import FLOW_WORK, Edge, FlowWork, add_edges, 
 from omniq.storage.row_rules import Row, Workflow
 
 MAX_SOURCES = 1_000
-"""Records that one task may wait for."""
+"""The most records that one task may wait for."""
 
 
 _OPEN_FOR = 3_600_000_000
@@ -30,7 +30,7 @@ class Under(msgspec.Struct, frozen=True):
 
 
 def ids_to_read(rows: Sequence[Row], under: Under | None) -> list[str]:
-    """What an insertion of these rows depends on: their own ids, their sources and their parents."""
+    """The ids that an insertion of these rows depends on: their own, their sources and their parents."""
     ids = dict.fromkeys(row.id for row in rows)
     for row in rows:
         if row.workflow is not None:
@@ -43,7 +43,7 @@ def ids_to_read(rows: Sequence[Row], under: Under | None) -> list[str]:
 
 
 def check_batch(rows: Sequence[Row]) -> None:
-    """Refuse rows that no store could insert: circles, repeating tasks, too many sources."""
+    """Refuse rows that cannot be inserted: cycles, repeating tasks, too many sources."""
     by_id = {row.id: row for row in rows}
     for row in rows:
         workflow = row.workflow
@@ -81,7 +81,7 @@ def _is_above(source: str, row: Row, by_id: Mapping[str, Row]) -> bool:
 
 
 def _check_circles(by_id: Mapping[str, Row]) -> None:
-    """Raise `InvalidTask` with the path of a circle among the rows."""
+    """Raise `InvalidTask` with the path of a cycle among the rows."""
     done: set[str] = set()
     for first in by_id:
         path: dict[str, None] = {}
@@ -104,7 +104,7 @@ def _check_circles(by_id: Mapping[str, Row]) -> None:
 
 
 class FlowInsertion:
-    """Adds to the changes of an insertion what the rows have to do with others."""
+    """Adds the edges and the changed parents to an insertion."""
 
     def __init__(self, changes: Changes, known: Mapping[str, Record], now: int) -> None:
         self._changes = changes
@@ -115,7 +115,7 @@ class FlowInsertion:
         self._edges: dict[str, list[Edge]] = {}
 
     def plan(self, under: Under | None, *, in_transaction: bool) -> None:
-        """Refuse what cannot be inserted, and add the documents and the rows that change."""
+        """Refuse rows that cannot be inserted, and add the documents and the rows that change."""
         if under is not None:
             self._check_claim(under)
         for row in self._changes.inserted:
@@ -138,7 +138,7 @@ class FlowInsertion:
             self._changes.checked = [row]
 
     def _change(self, task_id: str) -> Row:
-        """A stored row, to be changed. The outcome of its run is then recorded by the rules."""
+        """A stored row, to be changed. Its outcome is then recorded by the rules, not by a fast path."""
         row = self._updated[task_id] = self._known[task_id].row
         row.attached = True
         self._changes.checked = [each for each in self._changes.checked if each.id != task_id]
@@ -152,7 +152,7 @@ class FlowInsertion:
         if kind == "event" and row.expires is not None:
             self._add_work(FlowWork(action="expire", id=row.id), row.expires)
         elif row.workflow.is_open and parent_id is None:
-            reason = "its producer was lost before all of it was stored"
+            reason = "its producer died before all parts of the flow were stored"
             work = FlowWork(action="expire", id=row.id, reason=reason)
             self._add_work(work, self._now + _OPEN_FOR)
         if parent_id is None:
@@ -197,7 +197,9 @@ class FlowInsertion:
                     "result_ttl of its task"
                 )
             if record.row.repeats:
-                raise InvalidTask(f"task {row.id}: it waits for {source}, which repeats for ever")
+                raise InvalidTask(
+                    f"task {row.id}: it waits for {source}, which repeats and never ends"
+                )
             if record.is_live and not in_transaction:
                 self._edges.setdefault(source, []).append(edge)
             elif not record.is_live and (edge.any_end or _has_succeeded(record)):
@@ -217,7 +219,7 @@ class FlowInsertion:
 
     @property
     def has_work(self) -> bool:
-        """Whether something is left to do when the rows are stored."""
+        """Whether work remains after the rows are stored."""
         return any(change.kind == FLOW_WORK for change in self._changes.documents)
 
 

@@ -1,36 +1,36 @@
-"""The contract for workflows: what waits for what, and what becomes of it.
+"""The contract for workflows.
 
-A task may wait for other records, and belong to one. Besides tasks there are two kinds of records, which
-never run: an event ends when it is given a value, and a group with its last member.
+A task may wait for other records, and may be below another record. Two kinds of records are no tasks and never run:
+an event ends when it is given a value, and a group ends with its last member.
 
-F1. A task is not claimed before its sources have ended as it asks: `after` by success, `after_any` anyhow.
-F2. It is claimable with the step that records the last of them, whoever dies; of more than a thousand waiters
-    within the next turns.
-F3. Every way to end releases: success, failure, crash limit, expiry, cancel, discard, transaction, completion.
-F4. A task that needs one that did not succeed never runs: it ends as CANCELLED, naming the cause, and so do
-    those that need it; each step is bounded.
-F5. Sources that have ended count at the enqueue; unknown ones, circles, ancestors and repeating tasks are
+F1. A task is not claimed before its `after` sources have succeeded and its `after_any` sources have ended.
+F2. The step that records the last end makes it claimable, even if a process dies. If a source has more than about 300
+    waiters, the next turns of any worker release the rest.
+F3. Every kind of end releases waiting tasks: success, failure, crash limit, expiry, cancel, discard, transaction, completion.
+F4. A task that needs another one that did not succeed never runs: it ends as CANCELLED and names the cause, and so do
+    the tasks that need it. Each step is bounded.
+F5. Sources that have already ended count at the enqueue. Unknown sources, cycles, ancestors and repeating tasks are
     refused, and nothing is written.
-F6. A batch whose tasks wait for one another is stored whole or not at all.
-F7. A `Suspended` task is PENDING, uncharged, held by no owner, and has left its gates; it is claimable when
-    enough of the others have ended, or at `until`. What ended before counts.
+F6. A batch whose tasks wait for one another is stored as a whole or not at all.
+F7. A `Suspended` task is PENDING, has no owner, holds no gates and uses no attempt. It is claimable when enough of its
+    sources have ended, or at `until`. Sources that ended before count.
 F8. A claim that is not current neither suspends nor adds children.
 F9. Children that are added again under the same id and nonce are added once.
-F10. A group ends once, with its last member, whichever owner records that; its counts are exact.
-F11. Members join only while the group is live, in one step with its size.
-F12. An event has the first value that it was given, also if that was before a task waited for it.
-F13. Its `expires` ends it, and releases what waits for it.
+F10. A group ends once, with its last member; its counts are exact.
+F11. Members are added only while the group is live, in the step that updates its size.
+F12. An event has the first value that it was given, even if it was given before a task waited for it.
+F13. An event ends when it expires, and releases the tasks that wait for it.
 F14. A repeated outcome, completion or enqueue changes nothing.
-F15. Cancelling reaches all below, also when the canceller dies; nothing below begins after its own
-    cancellation.
-F16. A record below another is never deleted before it, and never left behind.
-F17. `revive` is one step; of two concurrent retries one succeeds; what has succeeded stays.
+F15. Cancelling a record cancels all records below it, even if the caller dies. No task below begins after it was
+    cancelled.
+F16. A record below another is never deleted before it, and is deleted after it.
+F17. `revive` is one step; of two concurrent retries one succeeds; results of tasks that succeeded are kept.
 F18. The unique key of a root is free in the step in which it ends.
 F19. An edge of an earlier wait releases nothing.
-F20. In a caller's transaction nothing is locked that a worker needs; such waits are settled by the next
-    maintenance of any worker.
-F21. Waiting tasks cost a claim nothing.
-F22. `sources_of` names what a task waits for; `get_task` says how much is missing.
+F20. An enqueue in a caller's transaction locks no row that a worker needs; the next maintenance of any worker stores
+    the edges of its waits.
+F21. Waiting tasks do not slow down claims.
+F22. `sources_of` returns what a task waits for; `get_task` returns how many sources it still needs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from omniq.tasks.flow_records import EVENT_NONCE, name_of
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A record that a task waits for. `status`: None if it has no record any more."""
+    """A source of a task. `status` is None if its record was deleted."""
 
     id: str
     status: TaskStatus | None
@@ -58,13 +58,13 @@ class Flows(SideData):
     """The verbs of workflows."""
 
     async def complete(self, event_id: str, value: Any = None) -> bool:
-        """Give an event its value; returns False when it has ended already, or there is none."""
+        """Give an event its value; returns False if it has already ended, or does not exist."""
         return bool(await self._complete(event_id, value))
 
     async def send(self, event: Task, value: Any = None) -> bool:
-        """Give an event its value, adding its record if there is none; False when it has its value already.
+        """Give an event its value, and add its record if there is none; False if it already has a value.
 
-        The record of an event that is sent before a task waits for it belongs to the task as any other.
+        An event of a task is below that task, even if it is sent before the task waits for it.
         """
         is_first = await self._complete(event.id, value)
         if is_first is None:
@@ -87,14 +87,14 @@ class Flows(SideData):
         return is_first
 
     async def close_group(self, group_id: str) -> bool:
-        """Say that a group gets no more members; it ends with the last one. False when it has ended."""
+        """Close a group to new members; it ends with its last member. Returns False if it has ended."""
         check_id(group_id)
         return await self._opened.close_group(group_id)
 
     async def revive(self, root_id: str, ids: Sequence[str]) -> bool:
-        """Put ended tasks below a root back, with the root; False if one of them is live or gone.
+        """Make ended tasks below a root, and the root, live again; False if one of them is live or was deleted.
 
-        Each waits for those of its sources that have not succeeded.
+        Each task waits for those of its sources that have not succeeded.
         """
         is_revived = await self._opened.revive(root_id, list(ids))
         if is_revived:
@@ -102,7 +102,7 @@ class Flows(SideData):
         return is_revived
 
     async def advance_flows(self) -> bool:
-        """Do what earlier steps have left to do, and what is due; returns whether there was anything.
+        """Do work that earlier steps have left and that is due; returns whether there was any.
 
         The maintenance of every worker calls it.
         """
@@ -112,12 +112,12 @@ class Flows(SideData):
         return has_advanced
 
     async def missing_of(self, ids: Sequence[str]) -> list[str]:
-        """Return those of these ids that have no record."""
+        """Return the ids that have no record."""
         found = await self._opened.records(ids)
         return [task_id for task_id in ids if task_id not in found]
 
     async def results_of(self, ids: Sequence[str]) -> dict[str, TaskResult]:
-        """Return the final results of those of these tasks that have ended and have a record."""
+        """Return the final results of the tasks that have ended and still have a record."""
         found = await self._opened.records(ids)
         return {
             task_id: self._result(task_id, record.finished.result)
@@ -126,9 +126,9 @@ class Flows(SideData):
         }
 
     async def values_of(self, ids: Sequence[str]) -> dict[str, Any]:
-        """Return the results of records that have succeeded; that of a group is a list of its members'.
+        """Return the results of records that have succeeded. The result of a group is the list of its members' results.
 
-        Members whose names begin with `_` are not among them.
+        Members whose names begin with `_` are left out.
         """
         found = await self._opened.records(ids)
         values: dict[str, Any] = {}
@@ -167,7 +167,7 @@ class Flows(SideData):
         return found[:limit]
 
     async def sources_of(self, task_id: str) -> list[Source]:
-        """Return what a task waits for that has not ended as it asks."""
+        """Return the sources that a task still waits for."""
         check_id(task_id)
         record = await self._opened.record(task_id)
         if record is None or not record.is_live:

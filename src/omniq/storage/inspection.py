@@ -378,13 +378,13 @@ class Inspection:
         return await self._opened.versions()
 
     async def audit_log(self, after: str = "", limit: int = 100) -> tuple[list[AuditEntry], str]:
-        """Return a page of what operators have done, newest first, and where the next one begins, if there is one."""
+        """Return a page of operator actions, newest first, and where the next page begins, if there is one."""
         return await self._opened.audit_log(after, _page_size(limit))
 
     async def ended_workers(self) -> list[EndedWorker]:
-        """Return the workers that have ended within a day, newest first.
+        """Return the workers that ended in the last 24 hours, newest first.
 
-        Y6. A worker that was stopped is among them, and one that was lost, with how many tasks it held.
+        Y6. They include workers that were stopped, and workers that were lost, with the number of tasks that they held.
         """
         return await self._opened.ended_workers()
 

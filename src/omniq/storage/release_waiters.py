@@ -1,13 +1,13 @@
-"""What the end of a record does to others, in the step that ends it.
+"""The effects of the end of a record on other records, in the step that ends it.
 
-A record that ends leaves its parent, and a group ends with its last member. Each record that waits for it
-is released, if it needs no more, or ends as CANCELLED if it can never be satisfied; that end is applied like
-any other. Edges are documents: each has some of the records that wait for one source, and the source's row
-has their number. So every new edge changes the row of its source, and a step that ends the source meanwhile
-begins again.
+When a record ends, its parent counts it as ended, and a group ends with its last member. A record that waits for
+it is released if it needs no other source, and ends as CANCELLED if its wait can never be satisfied; that end has
+the same effects. Edges are documents: each lists some of the records that wait for one source, and the source's
+row has the number of these documents. Every new edge therefore changes the row of its source, and a concurrent step
+that ends the source is repeated.
 
-A step goes on until it has looked at `MAX_RELEASED` edges. For the rest it stores a document of the kind
-`flow_work`, and the next turns of this owner, or the maintenance of any worker, go on with it.
+A step processes about `MAX_RELEASED` edges. For the rest it stores a document of the kind `flow_work`, and the
+next turns of this owner, or the maintenance of any worker, process it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from omniq.storage.step import Step
 
 EDGES, FLOW_WORK = "edges", "flow_work"
-"""The kinds of the documents with edges, and of those that say what is left to do."""
+"""The kinds of the documents with edges, and of those with remaining work."""
 
 MAX_RELEASED = 300
-"""Edges that one step looks at, about."""
+"""About the number of edges that one step processes."""
 
 EDGES_IN_DOCUMENT = 100
 _DOCUMENTS_READ = 50
@@ -42,9 +42,9 @@ _SUCCESS = TaskStatus.SUCCESS
 
 
 class Edge(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A record that waits for the source of the edge. `wait`: the number of its wait.
+    """A record that waits for a source. `wait`: the number of its wait.
 
-    With `any_end` it waits for any end, else for success.
+    With `any_end` it waits for any end, otherwise for success.
     """
 
     waiter: str
@@ -53,11 +53,11 @@ class Edge(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class FlowWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is left to do for a record, at the `due` of its document.
+    """Remaining work for a record, to be done at the `due` of its document.
 
-    `release`: it has ended with that status, and the documents with its edges from number `first` on, up to
-    `edges`, are left; `of` is where they are. `settle`: it waits for `sources`, which nothing says yet.
-    `cancel` and `purge`: all records below it. `expire`: it ends if it has not ended.
+    `release`: it has ended with `status`, and the documents with its edges from number `first` up to `edges` remain;
+    `of` begins their keys. `settle`: it waits for `sources`, but the edges are not stored yet. `cancel` and `purge`:
+    cancel or delete all records below it. `expire`: end it if it has not ended.
     """
 
     action: Literal["release", "settle", "cancel", "expire", "purge"]
@@ -81,17 +81,17 @@ decode_work = lenient_decoder(FlowWork, None)
 
 
 def edges_of(row: Row) -> str:
-    """Where the edges from a row are; an id may be used again, by another record."""
+    """The beginning of the keys of a row's edges. It is unique even if the id is used again."""
     return f"{row.id}/{row.stored_at}"
 
 
 def work_change(work: FlowWork, due: int, before: bytes | None = ANY) -> DocumentChange:
-    """Store what is left to do."""
+    """The change that stores remaining work."""
     return DocumentChange(FLOW_WORK, work.key, before, encode_internal(work), due)
 
 
 def add_edges(row: Row, edges: list[Edge]) -> Iterable[DocumentChange]:
-    """Add edges that lead from the row; the caller stores the row."""
+    """Add edges from the row; the caller stores the row."""
     row.workflow = row.workflow or Workflow()
     for start in range(0, len(edges), EDGES_IN_DOCUMENT):
         number = row.workflow.edges
@@ -113,7 +113,7 @@ class Ends:
         self._work: dict[str, DocumentChange] = {}
         self._moves = 0
         self.covers_below = False
-        """Whether the step is one of several that cancel all below a record."""
+        """Whether the step is one of several that cancel all records below another."""
         self.has_released = False
         self.has_ended = False
         """Whether records of workflows have become claimable, or have ended."""
@@ -121,22 +121,22 @@ class Ends:
     # What the step adds
 
     def add(self, row: Row) -> None:
-        """A row with a workflow has ended."""
+        """Add a row with a workflow that has ended."""
         self._ended.append(row)
         self.has_ended = True
 
     def begin_wait(self, row: Row, sources: tuple[str, ...]) -> None:
-        """A row waits for these records, as far as they have not ended. It counts all of them as needed."""
+        """Let a row wait for those of these records that have not ended. The row counts all of them as needed."""
         self._waits.append((row, sources))
 
     def resume(self, document: Document, work: FlowWork | None) -> None:
-        """Do what the document says: release those that wait for a source, or only delete it."""
+        """Delete the document, and release the records that wait for its source, if it has one."""
         self._work[document.key] = DocumentChange(FLOW_WORK, document.key, document.data, None)
         if work is not None:
             self._sources.append(work)
 
     def put_work(self, work: FlowWork, due: int) -> None:
-        """Store what is left to do."""
+        """Store remaining work."""
         known = self._work.get(work.key)
         self._work[work.key] = work_change(work, due, ANY if known is None else known.before)
         if due <= self._step.now:
@@ -145,7 +145,7 @@ class Ends:
     # Applying
 
     async def apply(self) -> None:
-        """Apply all ends, as far as one step may."""
+        """Apply all ends, up to the limit of one step."""
         while self._ended or self._waits or self._sources:
             if self._ended:
                 await self._leave_parents()
@@ -209,7 +209,7 @@ class Ends:
         self.end_if_complete(parent)
 
     def end_if_complete(self, row: Row) -> None:
-        """End a group without live members, or a task that has returned and whose children have ended."""
+        """End a group without live members, or a task that has returned and has no live children."""
         workflow = row.workflow
         if workflow is None or workflow.members:
             return
@@ -221,7 +221,7 @@ class Ends:
             self._step.finish(row, row_rules.finish_returned(row, self._step.now))
 
     async def _connect(self) -> None:
-        """Add the edges of new waits, and count what has ended already."""
+        """Add the edges of new waits, and count sources that have already ended."""
         waits, self._waits = self._waits, []
         step = self._step
         ended = await step.read(chain.from_iterable(sources for _, sources in waits))
@@ -235,7 +235,7 @@ class Ends:
                 if step.live(source) is not None:
                     edges.setdefault(source, []).append(edge)
                 elif step.live(row.id) is not None:
-                    # Of one that has no record any more, nothing is known but that it has ended.
+                    # If the source has no record any more, only its end is known, not its status.
                     self._satisfy(source, ended.get(source, TaskStatus.CANCELLED), edge)
         for source, added in edges.items():
             row_of_source = step.live(source)
@@ -246,7 +246,7 @@ class Ends:
             step.update(row_of_source)
 
     async def _release(self) -> None:
-        """Look at the next edges of the sources that have ended."""
+        """Process the next edges of the sources that have ended."""
         keys = list(
             islice(
                 (
@@ -278,12 +278,12 @@ class Ends:
             self._satisfy(work.id, work.status, edge)
 
     def _satisfy(self, source: str, status: TaskStatus, edge: Edge) -> None:
-        """Tell a waiting record that a source has ended."""
+        """Apply the end of a source to a waiting record."""
         step = self._step
         row = step.live(edge.waiter)
         workflow = None if row is None else row.workflow
         if row is None or workflow is None or workflow.wait != edge.wait or row.owner is not None:
-            # An edge of an earlier wait.
+            # The edge belongs to an earlier wait.
             return
         if status is _SUCCESS or edge.any_end:
             row.workflow = replace(workflow, needs=workflow.needs - 1)

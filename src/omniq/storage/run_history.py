@@ -1,12 +1,12 @@
-"""The history: runs of each minute and hour, versions, ended workers, what operators did. As documents with ordered keys.
+"""The history: runs per minute and hour, versions, ended workers and operator actions, as documents with ordered keys.
 
-A worker stores its own counts of a minute under `new:`. Some minutes later any worker adds them to the
-counts of the whole fleet for that minute and for its hour, and deletes them, in one atomic step. So the
-history has one document for each minute and one for each hour, however many workers there are. A minute
-is deleted after 3 days, an hour after 90.
+A worker stores its own counts of a minute under `new:`. Some time later, any worker adds them to the counts of the
+whole fleet for that minute and for its hour, and deletes them, in one atomic step. The history therefore has one
+document for each minute and one for each hour, for any number of workers. Minutes are deleted after 3 days, hours
+after 90 days.
 
-Function and queue names are in it, never arguments. It is not sealed: whoever can write to the store can
-change what readers of the history see, and nothing else.
+It contains names of functions and queues, but no arguments. It is not sealed: a client that can write to the store
+can change the history, but this affects nothing else.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _DAY = 86_400 * 1_000_000
 _KEPT_MINUTES, _KEPT_HOURS, _KEPT_ENDED = 3 * _DAY, 90 * _DAY, _DAY
 _NEW, _MINUTES, _HOURS = "new:", "minute:", "hour:"
 _MERGE_AFTER = 3 * MINUTE
-"""Seconds after its end in which the counts of a minute usually arrive from all workers."""
+"""Seconds after the end of a minute in which the counts of all workers usually arrive."""
 
 _LATEST = 10**17 - 1
 _PAGE = 1_000
 _MERGED, _PURGED = 200, 500
-"""Documents that one step merges, and deletes, so that other steps can run in between."""
+"""The most documents that one step merges or deletes, so that other steps can run in between."""
 
 _decode = lenient_decoder(PeriodCounts, None)
 _decode_version = lenient_decoder(Version, None)
@@ -47,7 +47,7 @@ _decode_entry = lenient_decoder(AuditEntry, None)
 
 
 class _OnlyTotal(msgspec.Struct, array_like=True):
-    """The beginning of `PeriodCounts`: to decode the rest costs most of the time."""
+    """The beginning of `PeriodCounts`: most of the decoding time is spent on the rest."""
 
     start: int
     total: RunCounts
@@ -71,7 +71,7 @@ def new_counts(owner: str, minutes: Sequence[PeriodCounts], now: int) -> list[Do
 
 
 async def may_merge(section: Section) -> bool:
-    """Whether there is a minute of a worker to merge. To ask is cheaper than to begin a step that writes."""
+    """Whether there is a minute of a worker to merge. This check is cheaper than a step that writes."""
     first = await section.find_documents(DocumentQuery(kind=KIND, prefix=_NEW, limit=1))
     return bool(first) and first[0].key < _merged_until(section)
 
@@ -81,7 +81,7 @@ def _merged_until(section: Section) -> str:
 
 
 async def merge(section: Section) -> int:
-    """Add some minutes of workers to those of the fleet; returns how many, 0 when there are no more."""
+    """Add some minutes of workers to those of the fleet; returns how many, 0 if there are no more."""
     until = _merged_until(section)
     page = await section.find_documents(DocumentQuery(kind=KIND, prefix=_NEW, limit=_MERGED))
     ripe = [document for document in page if document.key < until]
@@ -100,7 +100,7 @@ async def merge(section: Section) -> int:
         minute = _stored(stored, merged, _MINUTES, start)
         hour = _stored(stored, merged, _HOURS, start - start % HOUR)
         for owner, counts in found:
-            # Stored a second time: the reply to the first write was lost, and it was merged meanwhile.
+            # Stored twice: the reply to the first write was lost, and that one has been merged.
             if owner in minute.workers:
                 continue
             minute.add(msgspec.structs.replace(counts, workers={owner: counts.total}))
@@ -123,7 +123,7 @@ async def merge(section: Section) -> int:
 def _stored(
     stored: dict[str, Document], merged: dict[str, PeriodCounts], tier: str, start: int
 ) -> PeriodCounts:
-    """The counts of a period, as they are stored and were merged until now."""
+    """The counts of a period: the stored ones, and those merged so far in this step."""
     key = _key(tier, start)
     if key not in merged:
         found = _decode(stored[key].data) if key in stored else None
@@ -132,13 +132,13 @@ def _stored(
 
 
 async def may_purge(section: Section) -> bool:
-    """Whether a document is kept no longer."""
+    """Whether the retention time of a document has passed."""
     queries = [DocumentQuery(kind=kind, due_by=section.now, limit=1) for kind in _KINDS]
     return any([await section.find_documents(query) for query in queries])
 
 
 async def purge(section: Section) -> int:
-    """Delete some documents that are kept no longer; returns how many, 0 when there are no more."""
+    """Delete some documents whose retention time has passed; returns how many, 0 if there are no more."""
     for kind in _KINDS:
         query = DocumentQuery(kind=kind, due_by=section.now, limit=_PURGED)
         found = await section.find_documents(query)
@@ -152,10 +152,10 @@ async def purge(section: Section) -> int:
 async def read(
     section: Section, since: int, until: int, *, hours: bool, only_totals: bool
 ) -> list[PeriodCounts]:
-    """The counts from the period of `since` up to that before `until`, in order of time."""
+    """The counts of the periods from that of `since` until before `until`, in order of time."""
     size, tier = (HOUR, _HOURS) if hours else (MINUTE, _MINUTES)
     since -= since % size
-    # The new ones first: what is merged in between is recognized by its owner.
+    # New counts are read first: those that are merged meanwhile are recognized by their owners.
     new = await _between(section, _NEW, since, until)
     periods: dict[int, PeriodCounts] = {}
     owners: dict[int, set[str]] = {}
@@ -235,20 +235,20 @@ def ended_worker(ended: EndedWorker, now: int) -> DocumentChange:
 
 
 async def ended_workers(section: Section) -> list[EndedWorker]:
-    """The workers that have ended within a day, newest first; of very many, some."""
+    """The workers that ended in the last 24 hours, newest first, up to a limit."""
     found = await section.find_documents(DocumentQuery(kind=ENDED, limit=_PAGE))
     known = [ended for each in found if (ended := _decode_ended(each.data)) is not None]
     return sorted(known, key=lambda ended: ended.ended_at, reverse=True)
 
 
 def audit_entry(entry: AuditEntry, entry_id: str, now: int) -> DocumentChange:
-    """The document of what an operator has done. Its key sorts the newest first."""
+    """The document of an operator action. Its key sorts the newest first."""
     key = f"{_LATEST - to_micros(entry.at):017d}:{entry_id}"
     return DocumentChange(AUDIT, key, ANY, encode_internal(entry), now + _KEPT_HOURS)
 
 
 async def audit_log(section: Section, after: str, limit: int) -> tuple[list[AuditEntry], str]:
-    """A page of what operators have done, newest first, and the key of its last entry if another follows."""
+    """A page of operator actions, newest first, and the key of its last entry if another page follows."""
     found = await section.find_documents(DocumentQuery(kind=AUDIT, after=after, limit=limit))
     known = [entry for each in found if (entry := _decode_entry(each.data)) is not None]
     return known, found[-1].key if len(found) == limit else ""

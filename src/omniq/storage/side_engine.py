@@ -695,11 +695,11 @@ class SideEngine:
         await section.write(Changes(documents=[change]))
 
     async def audit_log(self, after: str, limit: int) -> tuple[list[AuditEntry], str]:
-        """A page of what operators have done, newest first."""
+        """A page of operator actions, newest first."""
         return await self._read(lambda section: run_history.audit_log(section, after, limit))
 
     async def ended_workers(self) -> list[EndedWorker]:
-        """The workers that have ended within a day, newest first."""
+        """The workers that ended in the last 24 hours, newest first."""
         return await self._read(run_history.ended_workers)
 
     # Queues and gates

@@ -1,7 +1,7 @@
-"""What a running task adds below itself and waits for: `ctx.call`, `map`, `spawn`, `wait`, `wait_for`.
+"""The children and waits of a running task: `ctx.call`, `map`, `spawn`, `wait`, `wait_for`.
 
-A task that has to wait ends its run, and is suspended: it holds no slot. When it is released, it runs again
-from its beginning, past what has ended: children and events are known by their names.
+A task that has to wait ends its run and is suspended: it holds no slot. When it is released, it runs again from its
+beginning. Children and events that have ended return their stored values; they are identified by their names.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _AT_ONCE = 500
-"""Children that are stored in one step."""
+"""The most children that are stored in one step."""
 
 _FAILURES = 10
 _SIMPLE = {"bool": bool, "int": int, "float": float, "str": str}
@@ -162,8 +162,8 @@ class ChildTasks:
     def spawn(self, name: str, func: Any, /, *args: Any, **kwargs: Any) -> Child[Any]:
         """Add a call as a task below this one, once for all runs of this task.
 
-        It is stored at the next wait, or when the function returns. This task then ends when its children
-        have ended.
+        It is stored at the next wait, or when the function returns. This task ends only after its children have
+        ended.
         """
         self._check_may_wait()
         task_id = self._child_id(name)
@@ -234,15 +234,15 @@ class ChildTasks:
         timeout: Duration | None = None,
         on_failure: Literal["raise", "collect"] = "raise",
     ) -> Any:
-        """Wait for children, or for tasks and flows by their handles; the slot is free meanwhile.
+        """Wait for children, or for tasks and flows by their handles. The task holds no slot while it waits.
 
-        Of one, its result is returned, of several the list of their results. With `enough`, as soon as that
-        many have ended: a list of the `TaskResult`s of those that have. `on_failure="collect"` gives
-        `TaskResult`s too, instead of raising `ChildrenFailed`. `WaitTimeout` after `timeout`.
+        Returns the result of one, or the list of results of several. With `enough`, it returns as soon as that many
+        have ended: a list of the `TaskResult`s of those. `on_failure="collect"` also returns `TaskResult`s, instead of
+        raising `ChildrenFailed`. Raises `WaitTimeout` after `timeout`.
         """
         self._check_may_wait()
         if not waitables:
-            raise InvalidTask("ctx.wait: give what to wait for")
+            raise InvalidTask("ctx.wait: expected at least one child, handle or id to wait for")
         if enough is not None and not 1 <= enough <= len(waitables):
             raise InvalidTask(f"enough={enough}: expected a number from 1 to {len(waitables)}")
         seconds = None if timeout is None else seconds_of("timeout", timeout)
@@ -261,11 +261,11 @@ class ChildTasks:
     def wait_for(
         self, event: str, type: Any = None, *, timeout: Duration | None = None, prompt: str = ""
     ) -> Any:
-        """Wait until `queue.send_event(event, value, to=…)` gives this task the event; returns the value.
+        """Wait until `queue.send_event(event, value, to=…)` sends the event to this task; returns the value.
 
-        The first value counts, also one that was sent before. A name with a dot is that of an event for all that
-        wait for it: `queue.send_event(event, value)`. `WaitTimeout` after `timeout`. `prompt` is shown
-        to the person who decides.
+        The first value counts, even if it was sent before. An event whose name contains a dot belongs to no task:
+        `queue.send_event(event, value)` sends it to all tasks that wait for it. Raises `WaitTimeout` after `timeout`.
+        `prompt` is shown to the person who decides.
         """
         self._check_may_wait()
         seconds = None if timeout is None else seconds_of("timeout", timeout)
@@ -276,11 +276,11 @@ class ChildTasks:
     def _check_may_wait(self) -> None:
         if self.in_transaction:
             raise InvalidTask(
-                "no children and no waits inside ctx.transaction(): its commit ends the task"
+                "a task cannot add children or wait inside ctx.transaction(): its commit ends the task"
             )
         if self._task.interval is not None or self._task.cron is not None:
             raise InvalidTask(
-                "a task that repeats has no children: have it enqueue a task that has them"
+                "a task that repeats cannot have children or wait: let it enqueue a task that does"
             )
         if self._is_stopped:
             raise StaleClaim(self._task.id, self._task.token)
@@ -350,7 +350,7 @@ class ChildTasks:
     async def _wait_until_ended(
         self, ids: Sequence[str], enough: int | None, until: datetime | None
     ) -> dict[str, TaskResult]:
-        """The results of those that have ended, if that is enough of them; else the run ends here."""
+        """The results of the records that have ended, if they are enough; otherwise the run ends here."""
         results = await self._on_loop(self._services.flows.results_of(ids))
         if len(results) >= (len(ids) if enough is None else enough):
             return results
@@ -358,9 +358,7 @@ class ChildTasks:
             return results
         missing = await self._on_loop(self._services.flows.missing_of(ids))
         if missing:
-            raise PermanentError(
-                f"{missing[0]} has no record, so that its end cannot be waited for"
-            )
+            raise PermanentError(f"{missing[0]} has no record, so its end cannot be waited for")
         raise Suspend(ids, enough=enough, until=until)
 
     async def _wait(
@@ -395,7 +393,7 @@ class ChildTasks:
         return values
 
     async def _deadline(self, name: str, seconds: float) -> datetime:
-        """When a wait ends: the instant that its first run has stored."""
+        """The deadline of a wait, which the first run has stored."""
         end = self._services.clock.micros() + seconds_to_micros(seconds)
         stored = await self._use_checkpoint(lambda checkpoint: checkpoint.sleep_until(name, end))
         return from_micros(stored)
@@ -431,7 +429,7 @@ class ChildTasks:
         return _converted(result.result, kind, event)
 
     async def _wait_for_shared(self, event_id: str, kind: Any, seconds: float | None) -> Any:
-        """Wait for an event that belongs to no task. It has no deadline; this wait may have one."""
+        """Wait for an event that belongs to no task. The event has no deadline, but this wait may have one."""
         services = self._services
         task = event_task(event_id, created_at=services.clock.now())
         await self._on_loop(services.flows.add_event(task))
@@ -466,7 +464,7 @@ def _simple_name(kind: Any) -> str | None:
 
 
 def check_value(name: str, kind: str | None, value: Any) -> None:
-    """Refuse a value that an event of a simple type cannot have."""
+    """Refuse a value of the wrong type for an event of a simple type."""
     expected = _SIMPLE.get(kind or "")
     if expected is None or type(value) is expected or (expected is float and type(value) is int):
         return

@@ -1,7 +1,7 @@
 """`Flow`: calls of functions that wait for one another, to be started as a whole.
 
-`add` and `map` return a value that stands for the result of the new node. It can be passed to later nodes,
-which then wait for it, and to nothing else; type checkers see the function's own result type.
+`add` and `map` return a placeholder for the result of the new node. It can only be passed to later nodes, which then
+wait for the result. For type checkers, it has the result type of the function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from omniq.tasks.context import TaskContext
 
     class NodeOptions(EnqueueOptions, total=False):
-        """The options of `flow.options(…)`: those of `queue.options(…)`, and what undoes the node."""
+        """The options of `flow.options(…)`: those of `queue.options(…)`, `after`, `after_any` and `undo`."""
 
         undo: Callable[..., Any] | str | None
 
@@ -43,7 +43,7 @@ UNDO = "_undo"
 """The name of the record that undoes the nodes of a flow."""
 
 MAX_NODES = 1_000
-"""Records of a flow that are stored in one step."""
+"""The most records of a flow that are stored in one step."""
 
 _NOT_OF_NODES = ("interval", "cron", "unique", "task_id", "connection", "reschedule_on_failure")
 _OPERATORS = (
@@ -82,7 +82,7 @@ _OPERATORS = (
 
 
 class Result:
-    """Stands for the result of a node that has not run."""
+    """A placeholder for the result of a node that has not run."""
 
     __slots__ = ("_flow", "_name")
     __hash__ = object.__hash__
@@ -170,7 +170,7 @@ class NodeAdder(ABC):
     def add(self, name: str, func: str, /, *args: Any, **kwargs: Any) -> Any: ...
 
     def add(self, name: str, func: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Add a call of the function, and return what stands for its result."""
+        """Add a call of the function, and return a placeholder for its result."""
         return self._add(_Node(name, func, args, kwargs, self._call, [], []))
 
     @overload
@@ -212,7 +212,10 @@ class NodeAdder(ABC):
     ) -> Any: ...
 
     def map(self, name: str, func: Any, over: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Add a call for each item, which may be the result of a node; returns what stands for the list."""
+        """Add a call for each item; returns a placeholder for the list of results.
+
+        The list of items may be the result of a node.
+        """
         items = over if isinstance(over, Result) else _listed(over)
         return self._add(
             _Node(name, func, args, kwargs, self._call, [], [], items=items, is_map=True)
@@ -220,15 +223,15 @@ class NodeAdder(ABC):
 
     @abstractmethod
     def _add(self, node: _Node) -> Any:
-        """Add the node, and return what stands for its result."""
+        """Add the node, and return a placeholder for its result."""
 
 
 class Flow(NodeAdder):
-    """Nodes of a graph: calls that wait for one another. `queue.start(flow)` stores all of them.
+    """A graph of calls that wait for one another. `queue.start(flow)` stores all of them.
 
-    `on_failure`: if a node fails, those that need it are cancelled; with "stop" all others, too. The flow
-    then ends as FAILED. After `timeout`, nodes that have not begun are cancelled. `result_ttl` is for how
-    long the flow and its nodes are kept after its end; `queue` is where its nodes run that name no queue.
+    If a node fails, the nodes that need it are cancelled; with `on_failure="stop"` all other nodes, too. The flow
+    then ends as FAILED. After `timeout`, nodes that have not begun are cancelled. The flow and its nodes are kept
+    for `result_ttl` after its end. Nodes without a queue run in `queue`.
     """
 
     def __init__(
@@ -258,14 +261,15 @@ class Flow(NodeAdder):
     def options(self, **options: Unpack[NodeOptions]) -> FlowOptions:
         """Return `add` and `map` with options for the next node.
 
-        `after`: nodes that must have succeeded; `after_any`: nodes that must have ended. Both take what `add`
-        and `map` have returned, or names. `undo` is called with the node's result if the flow fails later.
+        `after`: nodes that must have succeeded; `after_any`: nodes that must have ended. Both take
+        placeholders that `add` and `map` have returned, or names. `undo` is called with the node's result if the
+        flow fails or is cancelled later.
         """
         return FlowOptions(self, dict(options))
 
     @classmethod
     def chain(cls, *calls: Any, **options: Any) -> Flow:
-        """A flow of calls one after the other; each gets the result of the one before first.
+        """A flow of consecutive calls; each gets the result of the previous call as its first argument.
 
         A call is a function, or a tuple of a function and further arguments.
         """
@@ -313,7 +317,7 @@ class Flow(NodeAdder):
         if isinstance(source, Result):
             name = cast(str, object.__getattribute__(source, "_name"))
             if object.__getattribute__(source, "_flow") is not self:
-                raise InvalidTask(f"{source!r} is one of another flow")
+                raise InvalidTask(f"{source!r} belongs to another flow")
             return name
         if not isinstance(source, str) or source not in self._nodes:
             raise InvalidTask(f"{source!r}: expected a node of this flow")
@@ -328,7 +332,7 @@ class Flow(NodeAdder):
     def build(
         self, flow_id: str, builder: TaskBuilder, now: datetime, unique: str | None
     ) -> list[Task]:
-        """The records of the flow, the root first. Raises `InvalidTask` for what cannot be stored."""
+        """The records of the flow, the root first. Raises `InvalidTask` if they cannot be stored."""
         if not self._nodes:
             raise InvalidTask("the flow is empty: add at least one node")
         expires = None if self._timeout is None else now + timedelta(seconds=self._timeout)
@@ -422,7 +426,7 @@ class Flow(NodeAdder):
         if len(nodes) >= MAX_NODES:
             raise InvalidTask(f"a flow with undo has {MAX_NODES - 1} nodes at most")
         workflow = TaskWorkflow(parent=flow_id, after_any=nodes, survives=True, action="undo")
-        # Any worker that has one of the functions can do it.
+        # Any worker that has one of the functions can run it.
         return Task(
             id=f"{flow_id}.{UNDO}",
             func_path=next(iter(undone.values())),
@@ -461,7 +465,7 @@ def build_node(
     now: datetime,
     prefix: str,
 ) -> Task:
-    """The task of a call, with `refs` in place of the results that stand in its arguments."""
+    """The task of a call, with `refs` in place of the placeholders in its arguments."""
     standing_args = tuple(Standing(each) if _has_result(each) else each for each in args)
     standing = {
         name: Standing(each) if _has_result(each) else each for name, each in kwargs.items()
@@ -475,7 +479,7 @@ def build_node(
 
 
 def _stored(value: Any, path: tuple[int | str, ...], prefix: str, refs: list[Ref]) -> Any:
-    """The value without the results in it, each of which becomes a ref."""
+    """The value without its placeholders, each of which becomes a ref."""
     if isinstance(value, Standing):
         value = value.value
     if isinstance(value, Result):

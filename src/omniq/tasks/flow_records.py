@@ -1,7 +1,7 @@
-"""The records of workflows that never run, and the results that stand in the arguments of tasks.
+"""The records of workflows that never run, and the results of other tasks in the arguments of a task.
 
-An argument of a node may stand for the result of another node. It is stored as None, and `refs` of the task
-says where it belongs: a path into the arguments, and the id of the record.
+An argument of a node may be the result of another node. It is stored as None, and the task has a ref for it: a path
+into the arguments, and the id of the other record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GROUP_PATH, EVENT_PATH = "omniq.flows.group", "omniq.flows.event"
 """The function paths of records that never run."""
 
 EVENT_NONCE = "event"
-"""All that add the record of an event add the same one."""
+"""The nonce of all events: every caller that adds the record of an event adds the same record."""
 
 _NAME = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_-]{0,63}")
 _LONGEST_ID = 128
@@ -36,17 +36,17 @@ def child_id(parent: str, name: str, what: str = "node") -> str:
 
 
 def checked_id(task_id: str) -> str:
-    """The id, unless it is too long."""
+    """Return the id. Raises `InvalidTask` if it is too long."""
     if len(task_id) > _LONGEST_ID:
         raise InvalidTask(
             f"task id {task_id}: {len(task_id)} characters, more than {_LONGEST_ID}; use shorter names, or "
-            "fewer tasks below one another"
+            "fewer levels of tasks"
         )
     return task_id
 
 
 def member_id(group: str, number: int) -> str:
-    """The id of a member of a group, in order of their numbers.
+    """The id of a member of a group; ids sort by number.
 
     >>> member_id("f.part", 12)
     'f.part.000012'
@@ -79,7 +79,7 @@ def event_task(event_id: str, parent: Task | None = None, **fields: Any) -> Task
 
 
 def with_values(task: Task, values: Mapping[str, Any]) -> Task:
-    """The task with the results of other records in its arguments."""
+    """The task with the results of other records filled into its arguments."""
     args: Any = list(task.args)
     kwargs: Any = dict(task.kwargs)
     for ref in task.workflow.refs if task.workflow is not None else ():

@@ -22,7 +22,7 @@ class Retrying(Protocol):
 
 
 class StoredFlows:
-    """What running tasks do with the records of their workflows, over the worker's storage."""
+    """Reads and changes the records of workflows for running tasks, over the worker's storage."""
 
     def __init__(self, storage: BaseStorage, retrying: Retrying) -> None:
         self._storage = storage

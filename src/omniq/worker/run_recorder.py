@@ -1,8 +1,8 @@
 """Counts the runs of a worker in memory, and stores the counts of each minute.
 
 Outcomes are counted exactly. The durations of a function that runs often are sampled, so that a run costs
-a dictionary lookup and an addition. What is stored does not depend on the number of runs: one small document
-a minute, none for a minute without runs.
+a dictionary lookup and an addition. The size of the stored data does not depend on the number of runs: one small document
+per minute, and none for a minute without runs.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from omniq.worker.code_version import code_version
 
 _MINUTE = 60
 _MEASURED = 1_000
-"""Runs of a function in a minute that are all measured; of those after them, one in `_SKIPPED` + 1 is."""
+"""The number of runs of a function per minute that are all measured; of further runs, one in `_SKIPPED` + 1 is."""
 
 _SKIPPED = 31
 _MAX_HELD = 60
-"""Minutes that are held while the storage does not respond."""
+"""The most minutes that are kept in memory while the storage does not respond."""
 
 _LONGEST_JITTER = 3.0
 _PURGE_EVERY = 600
 _MERGE_STEPS, _PURGE_STEPS = 20, 4
-"""Steps of each kind in one minute, at most: each is short, so that claims run in between."""
+"""The most steps of each kind per minute: each is short, so that claims run in between."""
 
 
 class Line:
-    """The counts of one function in one queue. `left`: successful runs that are only counted before the next
-    one is measured, of `skipped`."""
+    """The counts of one function in one queue.
+
+    Of `skipped` successful runs that are counted and not measured, `left` remain before the next measured one.
+    """
 
     __slots__ = ("counts", "left", "measured", "skipped")
 
@@ -56,7 +58,7 @@ class RunRecorder:
         self._has_noted_version = False
 
     def for_modules(self, modules: Iterable[str] | None) -> Self:
-        """Also store with which version of these modules the worker has started."""
+        """Also store which version of these modules the worker has started with."""
         self._modules = tuple(modules or ())
         return self
 
@@ -111,14 +113,14 @@ class RunRecorder:
         self._has_noted_version = True
 
     async def store_all(self, storage: BaseStorage) -> None:
-        """Store everything, also the minute that has not ended: the worker stops."""
+        """Store all counts, including those of the current minute: the worker stops."""
         self.end_minute()
         await self.store(storage)
 
     def end_minute(self) -> None:
         """Begin to count the next minute."""
         lines = list(self.lines.items())
-        # Emptied, not replaced: the pool counts in it.
+        # Emptied, not replaced: the pool has a reference to it.
         self.lines.clear()
         start, self._minute = self._minute, self._this_minute()
         if not lines:
@@ -134,7 +136,7 @@ class RunRecorder:
             self._held.append(minute)
 
     async def store(self, storage: BaseStorage) -> None:
-        """Store the minutes that have ended; they are held until that has succeeded."""
+        """Store the minutes that have ended; they are kept in memory until this succeeds."""
         minutes = list(self._held)
         if not minutes:
             return

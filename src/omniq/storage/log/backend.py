@@ -92,7 +92,7 @@ class LogBackend(Backend):
         *,
         margin: int = 0,
     ) -> None:
-        """`margin`: microseconds by which the times of two processes may differ. Leases last that much longer."""
+        """`margin`: microseconds by which the times of two processes may differ. Leases are extended by it."""
         self._connection = connection
         self._capabilities = capabilities
         self._clock = self.store_clock = clock
@@ -145,7 +145,7 @@ class LogBackend(Backend):
         return result
 
     def _note_next_due(self, due: int | None) -> None:
-        """Note when a delayed task becomes visible: a wait that has begun does not know it."""
+        """Record when a delayed task becomes visible, for waits that have already begun."""
         if due != self._next_due:
             self._next_due = due
             self._wakeups.notify_next_due()

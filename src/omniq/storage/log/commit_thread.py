@@ -2,13 +2,13 @@
 
 All calls that wait are run one after the other, and their changes are appended as one commit. Calls
 that arrive during the append wait for the next one: no timer delays a call. Reads wait like changes.
-An answer is given when the append has shown that the replica was at the end of the log; if there is
-nothing to append, when the log was read to its end after the call.
+A call returns when the append has shown that the replica was at the end of the log; if there is nothing
+to append, when the log has been read to its end after the call began.
 
-Processes that compete take turns: a process waits for its turn before it takes the waiting calls.
+Processes that append at the same time take turns: a process waits for its turn before it runs the waiting calls.
 
-It is a thread, so that a blocked event loop of the user loses no lease. Its event loop runs in real time, also
-where the clock of the storage is that of a test.
+It is a thread, so that no lease expires while the user's event loop is blocked. Its event loop uses real time,
+even if the storage uses the clock of a test.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 _SHORTEST_TURN = 0.001
 _LATE = 4
-"""Turns after which a process that has read no commit looks first: others may have committed."""
+"""After this many turns without a commit, a process reads the log first: others may have committed."""
 
 Run = Callable[[UndoableTables, int], _T]
 """Reads and changes the tables at a time of the store. May be called again, if others commit first."""
@@ -114,7 +114,7 @@ class CommitThread:
             this_task = asyncio.current_task()
             if this_task is not None and this_task.cancelling():
                 raise
-            # Not this task was cancelled, but the thread has ended.
+            # The thread has ended; this task was not cancelled.
             raise StorageClosed("the storage was closed during the call") from None
 
     async def stop(self) -> None:
@@ -136,7 +136,7 @@ class CommitThread:
             except Exception as error:
                 failure = self._recover(error)
             self._note_move()
-            # Before the answers: a caller may wait for work as soon as it has one.
+            # Before the calls return: a caller may then wait for work.
             self.next_due = self._replica.tables.next_due()
             for call in calls:
                 call.answer(failure)
@@ -166,7 +166,7 @@ class CommitThread:
     # Turns
 
     async def _wait_for_turn(self) -> None:
-        """Follow the log while others have their turns. Calls that arrive meanwhile join the next commit."""
+        """Read the log while other processes have their turns. Calls that arrive meanwhile join the next commit."""
         replica = self._replica
         turn = max(_SHORTEST_TURN, 2 * self._append_seconds)
         try:
@@ -179,7 +179,7 @@ class CommitThread:
                     return
                 await self._follow()
         except Exception as error:
-            # The commit that follows meets the same error, and raises it to its callers.
+            # The next commit gets the same error, and raises it in its callers.
             self._recover(error)
 
     async def _follow(self) -> bool:

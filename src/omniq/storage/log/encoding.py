@@ -67,8 +67,7 @@ class Effects(msgspec.Struct, array_like=True):
 class Commit(msgspec.Struct, array_like=True):
     """One change of the state: `previous` is the id of the commit before it.
 
-    `time` is the store's time, which never decreases from commit to commit. `seq` is the last that was
-    given to a task. `snapshot` is the number of the newest snapshot that the writer knows of.
+    `time` is the store's time, which never decreases from commit to commit. `seq` is the last sequence number that was given to a task. `snapshot` is the number of the newest snapshot that the writer knows of.
     `competes`: whether the writer had to wait for others, or lost a race, before this commit was stored.
     """
 

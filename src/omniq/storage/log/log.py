@@ -60,5 +60,5 @@ class Log(Protocol):
         ...
 
     def committed(self, commit: Commit) -> None:
-        """Note a commit of this process that was stored, to wake others. Never waits."""
+        """Called after a commit of this process was stored, to notify other processes. Never waits."""
         return

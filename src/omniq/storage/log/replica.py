@@ -37,7 +37,7 @@ class Replica:
         snapshot_bytes: int = SNAPSHOT_BYTES,
         commit_bytes: int = 0,
     ) -> None:
-        """`commit_bytes`: a commit counts as that many, at least: what reading one costs beside its bytes."""
+        """`commit_bytes`: the least number of bytes that a commit counts as, for the fixed cost of reading one."""
         self._log = log
         self.writer = writer
         self._clock = clock
@@ -142,7 +142,7 @@ class Replica:
     async def commit(self) -> bool:
         """Append the changes. If others were first: undo them, apply what others did, return False.
 
-        `StorageError` if the log does not answer; the changes may be stored or not.
+        Raises `StorageError` if the log does not answer; the changes may have been stored.
         """
         commit = self._new_commit()
         data = encode_commit(commit)
@@ -161,7 +161,7 @@ class Replica:
                 return is_won
             await self._clock.sleep(pause * (0.5 + self._clock.random()))
         raise StorageError(
-            "the log does not answer; the change may be stored or not, and can be repeated"
+            "the log does not answer; the change may have been stored; it can be repeated"
         ) from self._failure
 
     def _new_commit(self) -> Commit:
@@ -195,11 +195,11 @@ class Replica:
         try:
             records = await self._log.read(self.number + 1)
         except Trimmed as error:
-            # This process stood still for long.
+            # This process was suspended for too long.
             await self.load()
             if is_refused:
                 return False
-            raise StorageError("the log was trimmed; the change may be stored or not") from error
+            raise StorageError("the log was trimmed; the change may have been stored") from error
         except StorageRefused:
             raise
         except StorageError as error:

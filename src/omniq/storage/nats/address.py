@@ -37,12 +37,12 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     tls: ssl.SSLContext | None = None
     replicas: int = 1
     monitor: str = ""
-    """The address of the server's monitoring, which tells how it writes to its disk."""
+    """The address of the server's monitoring endpoint, which shows how the server syncs to disk."""
     host: str = "auto"
 
     @property
     def secrets(self) -> list[str]:
-        """What no message may contain."""
+        """The secrets of the URL, which no message may contain."""
         return [secret for secret in (self.password, self.token) if secret]
 
 
@@ -56,7 +56,7 @@ def parse(url: str) -> Address:
     try:
         return _parse(url)
     except (ValueError, OSError) as error:
-        # Without its cause, which may quote the password.
+        # The cause is omitted: it may quote the password.
         raise SettingsError(f"storage URL {mask_url(url)}: {error}") from None
 
 
@@ -70,7 +70,7 @@ def _parse(url: str) -> Address:
     userinfo, _, hosts = parts.netloc.rpartition("@")
     user, colon, password = userinfo.partition(":")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    # As everywhere in NATS: a name without a password is a token.
+    # As in all NATS URLs, a user without a password is a token.
     token = options.pop("token", "") or ("" if colon else unquote(user))
     address = Address(
         servers=tuple(map(_server, (hosts or "localhost").split(","))),
@@ -86,7 +86,7 @@ def _parse(url: str) -> Address:
         host=_host(options.pop("host", "auto")),
     )
     if options:
-        # Behind a password with an unquoted & stands not an option, but the rest of it.
+        # After an unquoted & in a password, the text is the rest of the password, not an option.
         name = "" if is_secret_name(parts.query) else f" {min(options)!r}"
         raise ValueError(f"unknown option{name}; known: {_KNOWN}")
     return address
@@ -102,7 +102,7 @@ def _server(text: str) -> str:
 
 def _store(name: str) -> str:
     if name and not _STORE.fullmatch(name):
-        # Without the text: after an unquoted / it may be the rest of a password.
+        # The error omits the text: after an unquoted / it may be the rest of a password.
         raise ValueError(
             "name the store with 1 to 64 letters, digits, _ or -, such as nats://host:4222/omniq"
         )
@@ -135,7 +135,7 @@ def _file(options: dict[str, str], name: str) -> str:
 
 
 def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
-    """How the server is verified, and the client certificate. Files are read here."""
+    """How the server is verified, and the client certificate. Reads the files."""
     authority, certificate, key = (_file(options, f"tls_{name}") for name in ("ca", "cert", "key"))
     wanted = options.pop("tls", "true" if authority or certificate or key else "false").lower()
     if wanted not in _SWITCHES:

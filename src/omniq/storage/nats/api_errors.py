@@ -24,9 +24,9 @@ REFUSALS = {
     10065: "another stream has the subjects of this store: name another store in the URL",
     10074: "replicas= is for clusters: remove it, or name the servers of a cluster",
     10005: "the cluster has fewer servers than replicas= asks for",
-    10113: "the account requires a limit of bytes for each stream: make the streams first",
+    10113: "the account requires a byte limit for each stream: create the streams first",
 }
-"""Error codes that a repetition does not change, and what to do."""
+"""Error codes for which a retry does not help, and what to do."""
 
 
 class ApiError(StorageError):
@@ -40,8 +40,8 @@ class StreamFull(StorageRefused):
 
 
 class NoResponders(StorageError):
-    """Nobody listens on the subject; the request was not delivered."""
+    """No process subscribes to the subject; the request was not delivered."""
 
 
 class Unanswered(StorageError):
-    """The request may have been delivered or not."""
+    """No reply arrived; the request may have been delivered."""

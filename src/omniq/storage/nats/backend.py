@@ -1,4 +1,4 @@
-"""The NATS backend: the log backend in the process that is the host, and calls to it in all others."""
+"""The NATS backend: the log backend in the host, and calls to the host in all other processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from omniq.storage.wakeups import LocalWakeups
 _T = TypeVar("_T")
 
 _NOTIFIED_PAUSE = 1.0
-"""Seconds between two polls for a result whose end is notified, at most."""
+"""The longest time between two polls for a result, in seconds; its end is also notified."""
 
 
 class Streams(Connection):
@@ -78,7 +78,7 @@ class Streams(Connection):
         return self.host is not None and self.host.is_here
 
     async def call(self, thread: CommitThread, call: calls.Call) -> tuple[Any, int | None]:
-        """The value of a call, which the host runs, and when a delayed task becomes visible."""
+        """Have the host run a call; returns its value, and when a delayed task becomes visible."""
         call.id = f"{self._prefix}-{next(self._numbers)}"
         data = encode_internal(call)
         while not self.is_host:

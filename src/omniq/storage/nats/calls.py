@@ -1,4 +1,4 @@
-"""What travels between processes: each call of the port as a value that the host runs on its tables."""
+"""The calls that processes send to the host, as values. The host runs them on its tables."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from omniq.storage.types import Claim, Holder, LeaseReply
 
 
 class ReadRecord(msgspec.Struct, array_like=True, gc=False):
-    """A record as it was read, and a digest by which a write recognizes whether it has changed."""
+    """A record as it was read, and a digest by which a write detects that it has changed."""
 
     digest: bytes
     record: Record
 
 
 class Call(msgspec.Struct, array_like=True, tag=True, kw_only=True):
-    """A call of the port. Each call has its own id, under which it may be repeated."""
+    """A call of the port. A repeated call has the same id."""
 
     id: str = ""
     writes: ClassVar[bool] = False
@@ -153,7 +153,7 @@ class SentDocument(msgspec.Struct, array_like=True, gc=False):
 
     @classmethod
     def of(cls, change: DocumentChange) -> SentDocument:
-        """The change, to be sent."""
+        """The change in the form in which it is sent."""
         before = True if change.before is ANY else change.before
         return cls(change.kind, change.key, before, change.after, change.due, change.if_equal)
 
@@ -164,11 +164,11 @@ class SentDocument(msgspec.Struct, array_like=True, gc=False):
 
 
 CLAIM = "claim"
-"""The kind of the documents that say what an owner has claimed last: its key is the owner."""
+"""The kind of the documents with the last claim of each owner; the key is the owner."""
 
 
 class LastClaim(msgspec.Struct, array_like=True, frozen=True):
-    """The last claim of an owner that has an id, for a repetition of a call whose answer was lost."""
+    """The last claim of an owner that has an id, in case the reply is lost and the call is repeated."""
 
     id: str
     tokens: dict[str, int]
@@ -193,10 +193,11 @@ class SentEnd(msgspec.Struct, array_like=True, gc=False):
 
 
 class Write(Call):
-    """`Section.write`: makes the changes if the rows are as they were read.
+    """`Section.write`: makes the changes if the rows have not changed since they were read.
 
-    `holder` claims; `paused` are the queues that were paused when it chose. `digests` are those of the
-    records that were read. Claimed rows without gates that others took first are left out, and returned.
+    `holder` is the owner that claims; `paused` are the queues that were paused when it chose the rows.
+    `digests` are those of the records that were read. Rows without gates that another owner has claimed
+    first are left out, and returned.
     """
 
     holder: Holder | None
@@ -299,7 +300,7 @@ class RecordAndClaim(Call):
         ]
 
     def _record(self, tables: Tables, now: int) -> frozenset[str]:
-        """Write the outcomes; returns the ids of those whose rows have changed."""
+        """Write the outcomes; returns the ids of the tasks whose rows have changed."""
         owner, missed = self.holder.owner, set()
         changes = Changes(ended=[], updated=[], documents=[])
         for finished in self.ended:
@@ -335,7 +336,7 @@ class RecordAndClaim(Call):
         rows: list[Row] = []
         for row in found:
             if row.gates or row.crashes or row.parked or row.expires is not None:
-                # The rules decide about this one, and about all behind it.
+                # The rules decide about this row and all later ones.
                 break
             row = row_rules.copy_of(row)
             row_rules.claim(row, owner, now, tables.epoch)
@@ -466,7 +467,7 @@ def _fill_body(row: Row, tables: Tables) -> None:
 
 
 def _read(tables: Tables, now: int, ids: list[str]) -> list[ReadRecord]:
-    # Copies: in the host itself nothing is encoded, and the engine changes what it has read.
+    # Copies: the host encodes nothing for itself, and the engine changes the rows that it has read.
     return [
         ReadRecord(
             _digest(record),
@@ -487,5 +488,5 @@ decode_call: Callable[[bytes], Call] = internal_decoder(AnyCall)  # type: ignore
 
 @cache
 def value_decoder(kind: type[Call]) -> Any:
-    """A decoder of the values that the host answers to calls of that kind."""
+    """A decoder of the values that the host returns for calls of that kind."""
     return internal_decoder(kind.replies)

@@ -1,7 +1,7 @@
 """The connection to a NATS server. Its errors are raised as `StorageError`.
 
-Only this module uses the driver, whose own reconnecting is off: it would send buffered messages late.
-A lost connection is made again by the next call, or in the background while anything is subscribed.
+Only this module uses the driver. The driver's reconnect is off, because it would send buffered messages late.
+After a lost connection the next call connects again; while there are subscriptions, a background task does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 Receive = Callable[[bytes, str], None]
-"""Is called with the data of a message, and the subject for its reply."""
+"""Called with the data of a message, and the subject for its reply."""
 
 
 class _Session:
@@ -76,7 +76,7 @@ class _Session:
         await self.client.connect(
             [server],
             allow_reconnect=False,
-            # Wake-ups are for others: this process knows what it did.
+            # Notifications are for other processes: this one knows its own changes.
             no_echo=True,
             connect_timeout=int(_CONNECT_SECONDS),
             ping_interval=5,
@@ -99,10 +99,10 @@ class _Session:
 
     async def _on_error(self, error: Exception) -> None:
         if not self.inbox:
-            # The driver would try this server again and again.
+            # Without an error, the driver would try this server repeatedly.
             raise error
         if "permissions violation" in str(error).lower():
-            # The server answers no such request: those that wait would wait in vain.
+            # The server sends no reply to such a request: its caller would wait until the timeout.
             self._fail(
                 StorageRefused(f"{error}; allow this user $JS.API.>, _INBOX.> and oq.<store>.>")
             )
@@ -133,12 +133,12 @@ class ServerConnection:
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
         self.sessions = 0
-        """How many connections were made: a server may have been restarted between two of them."""
+        """The number of connections so far: the server may have been restarted between two of them."""
         self.on_connect: Callable[[], None] = lambda: None
 
     @property
     def max_payload(self) -> int:
-        """Bytes of a message, at most."""
+        """The largest message, in bytes."""
         return 1 << 20 if self._session is None else self._session.client.max_payload
 
     @property
@@ -176,7 +176,7 @@ class ServerConnection:
 
     def _check_status(self, message: Msg) -> None:
         if message.headers and message.headers.get("Status") == "503":
-            raise self._error(NoResponders, "nobody answers")
+            raise self._error(NoResponders, "no process answers")
 
     async def exchange(self, subject: str, data: bytes) -> bytes:
         """The reply to data that may be larger than a message, from a process that uses `answer`."""
@@ -196,14 +196,14 @@ class ServerConnection:
             del session.pieces[token]
 
     async def answer(self, subject: str, data: bytes) -> None:
-        """Answer a request of `exchange`; the answer is lost when there is no connection."""
+        """Reply to a request of `exchange`; without a connection the reply is lost."""
         session = self._session
         if session is not None and session.is_open:
             with suppress(driver.Error, OSError):
                 await self._send(session, subject, data)
 
     async def _send(self, session: _Session, subject: str, data: bytes, reply: str = "") -> None:
-        """Send data in pieces: the first byte of each says whether more follow."""
+        """Send data in pieces; the first byte of each piece says whether another one follows."""
         size = session.client.max_payload - 1
         for begin in range(0, len(data) - size, size):
             piece = b"\x01" + data[begin : begin + size]
@@ -286,7 +286,7 @@ class ServerConnection:
                     if got is None:
                         raise self._error(Unanswered, session.problem)
                     if not got.reply:
-                        # A status, such as that the batch has that many bytes.
+                        # A status message, for example that the batch has reached its byte limit.
                         break
                     reached, pending = _place_of(got)
                     yield Message(got.subject, bytes(got.data), got.headers or {}, reached)
@@ -306,7 +306,7 @@ class ServerConnection:
     # Messages that are not stored
 
     def publish(self, subject: str, data: bytes) -> None:
-        """Send a message soon; it is lost when there is no connection."""
+        """Send a message without waiting; without a connection it is lost."""
         self.start(self._publish(subject, data))
 
     async def _publish(self, subject: str, data: bytes) -> None:
@@ -315,7 +315,7 @@ class ServerConnection:
                 await self._session.client.publish(subject, data)
 
     async def subscribe(self, subject: str, receive: Receive) -> None:
-        """Receive the messages of a subject, on every connection that is made."""
+        """Receive the messages of a subject, also after a reconnect."""
         self._subscriptions[subject] = receive
         session = await self.connect()
         try:
@@ -366,7 +366,7 @@ class ServerConnection:
     async def _connect(self) -> _Session:
         failure: StorageError | None = None
         servers = list(self._address.servers)
-        # Not always the first, which would get all connections of a fleet.
+        # Begin with a random server: otherwise the first one would get all connections of a fleet.
         start = int(SYSTEM_CLOCK.random() * len(servers))
         for server in servers[start:] + servers[:start]:
             session = _Session()
@@ -381,7 +381,7 @@ class ServerConnection:
                 late = connect_timeout(_CONNECT_SECONDS, tls=self._address.tls is not None)
                 failure = self._error(StorageError, str(late), server)
             except Exception as error:
-                # Any: the driver raises what its parser and its keys raise.
+                # Any exception: the driver passes on those of its parser and of the key libraries.
                 failure = self._wrapped(error, server)
             except BaseException:
                 await _abandon(session)
@@ -475,7 +475,7 @@ async def _abandon(session: _Session) -> None:
 
 
 def _place_of(message: Msg) -> tuple[int, int]:
-    """The sequence number of a message of a consumer, and how many follow it."""
+    """The sequence number of a consumer's message, and the number of messages after it."""
     # $JS.ACK.stream.consumer.delivered.sequence.…, or the same with domain and account behind ACK.
     parts = message.reply.split(".")
     shift = 0 if len(parts) == 9 else 2

@@ -1,12 +1,12 @@
-"""The host: one process at a time runs the calls of all others on its replica.
+"""The host: the process that runs the calls of all other processes on its replica.
 
-Which process it is, is a stored message that is replaced by compare-and-set. It is only a hint: two
-processes that both believe to be the host append to the same log, which decides. So no lease and no
-clock is needed, and a wrong belief costs time, never a task.
+A stored message names the host, and is replaced by compare-and-set. The name is only a hint: if two
+processes both act as the host, they append to the same log, and the log decides. This needs no lease and
+no clock; a wrong hint costs time, but loses no task.
 
-A host that is gone is noticed because nobody listens on its subject; one that stands still, because
-it does not answer an empty request either. A call that was not answered is sent again under its id:
-the same host answers it from memory, and on another host the rules recognize what was done.
+A caller detects that the host has exited because its subject has no subscriber, and that it does not
+respond because an empty request gets no reply. A call without a reply is sent again with the same id: the
+same host replies from memory, and on another host the rules recognize work that is already done.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from omniq.storage.nats.replies import Reply, error_reply
 from omniq.storage.nats.stream_log import StreamLog
 
 _PATIENCE = 2.0
-"""Seconds after which a host that answers nothing is replaced."""
+"""Seconds without a reply after which a host is replaced."""
 
 _FIRST_LOOK = 0.1
-"""Seconds after which a caller asks whether the host is there."""
+"""Seconds after which a caller checks that the host responds."""
 
 _REPEAT_SECONDS = 1.0
-"""Seconds after which a caller sends a call again to a host that is there."""
+"""Seconds after which a caller repeats a call to a host that responds."""
 
 _TRY_SECONDS = 15.0
-"""How long a call tries to find a host that answers."""
+"""Seconds for which a call tries to find a host that responds."""
 
 _WATCH_SECONDS = 1.0
-"""Seconds between two looks of a process that only hosts, while it does not."""
+"""Seconds between two attempts of a dedicated host to become the host."""
 
 _ONLY = "only-"
-"""The names of processes that only host begin so: no other process takes the store from them."""
+"""The prefix of the names of dedicated hosts: while one responds, no other process becomes the host."""
 
 _KEPT_BYTES = 32 << 20
-"""Bytes of answers that a host keeps for repeated calls, at most."""
+"""The most bytes of replies that a host keeps for repeated calls."""
 
 RunCall = Callable[[Call], Awaitable[tuple[Any, int | None]]]
 """Runs a call on the replica of this process; returns its value, and when a task becomes visible."""
@@ -69,7 +69,7 @@ class Host:
         self._pieces: dict[str, bytes] = {}
 
     async def open(self) -> None:
-        """Look for the host; without one, or as one that does nothing else, become it."""
+        """Find the host. Become it if there is none, or if this process is a dedicated host."""
         await self._log.connection.subscribe(f"{self._log.subject}.hosts", self._on_another)
         if self._mode == "only":
             await self._take_over()
@@ -78,7 +78,7 @@ class Host:
             await self._find("")
 
     async def _take_over(self) -> None:
-        """Be the host, unless another process that only hosts is."""
+        """Become the host, unless another dedicated host is."""
         host, sequence = await self._log.read_host()
         if host.startswith(_ONLY) and host != self._own and await self._answers_as(host):
             self._known = host
@@ -88,7 +88,7 @@ class Host:
     async def _watch(self) -> None:
         while True:
             await SYSTEM_CLOCK.sleep(_WATCH_SECONDS)
-            # In an outage the next look finds the host.
+            # After an outage, the next attempt finds the host.
             with suppress(StorageError):
                 if not self.is_here:
                     await self._take_over()
@@ -96,7 +96,7 @@ class Host:
     # Calling
 
     async def call(self, data: bytes) -> bytes | None:
-        """The host's answer to a call; None if this process is the host."""
+        """The host's reply to a call; None if this process is the host."""
         failure: StorageError | None = None
         began = SYSTEM_CLOCK.monotonic()
         while SYSTEM_CLOCK.monotonic() - began < _TRY_SECONDS:
@@ -110,18 +110,18 @@ class Host:
                 try:
                     await self._find(known)
                 except NoResponders as missing:
-                    # It may not become the host itself.
+                    # This process must not become the host.
                     failure = missing
                     await SYSTEM_CLOCK.sleep(_FIRST_LOOK)
                 except (Unanswered, ApiError) as outage:
                     failure = outage
                     await SYSTEM_CLOCK.sleep(_FIRST_LOOK)
         raise StorageError(
-            f"{failure}; the change may be stored or not, and can be repeated"
+            f"{failure}; the change may have been stored; it can be repeated"
         ) from failure
 
     async def _ask(self, host: str, data: bytes) -> bytes:
-        """The answer of that host. `Unanswered` or `NoResponders` if it is not there."""
+        """The reply of that host. Raises `Unanswered` or `NoResponders` if it does not respond."""
         subject = self._subject(host)
         while True:
             asked = asyncio.ensure_future(self._log.connection.exchange(subject, data))
@@ -134,15 +134,15 @@ class Host:
                     return asked.result()
             finally:
                 asked.cancel()
-            # The host is there, and its answer may be lost: it gives it again.
+            # The host responds, and its reply may be lost: ask again.
 
     # Finding
 
     async def _find(self, missing: str) -> None:
-        """Learn who is the host instead of that one; if it is none, become it."""
+        """Find the host that has replaced `missing`; become the host if there is none."""
         async with self._electing:
             if self.is_here or self._known != missing:
-                # Another call has found it meanwhile.
+                # Another call has found the host meanwhile.
                 return
             host, sequence = await self._log.read_host()
             if host not in ("", missing) and await self._answers_as(host):
@@ -160,8 +160,8 @@ class Host:
         return True
 
     async def _become(self, sequence: int) -> None:
-        """Be the host, unless another process was first: that one is then known."""
-        # Subscribed first: whoever reads the name finds somebody who listens.
+        """Become the host, unless another process was first; then use that one."""
+        # Subscribe first, so that a process that reads the name can reach this one.
         await self._log.connection.subscribe(self._subject(self._own), self._on_call)
         hit("nats.before_host")
         if await self._log.write_host(self._own, sequence):
@@ -178,7 +178,7 @@ class Host:
         return f"{self._log.subject}.call.{host or 'none'}"
 
     async def leave(self) -> None:
-        """Stop to be the host: the next call of any process elects another."""
+        """Stop being the host: the next call of any process elects another."""
         if self.is_here:
             self.is_here = False
             with suppress(StorageError):
@@ -201,7 +201,7 @@ class Host:
             call: Call = decode_call(data)
         except OmniqError as error:
             unknown = StorageError(
-                f"the host does not know this call; is omniq older there? {error}"
+                f"the host does not know this call; does it run an older omniq? {error}"
             )
             await self._log.connection.answer(reply, encode_internal(error_reply(unknown)))
             return
@@ -222,7 +222,7 @@ class Host:
             return encode_internal(error_reply(error))
 
     def _keep(self, call_id: str, size: int) -> None:
-        """Keep the answer for a repetition, and drop the oldest ones."""
+        """Keep the reply in case the call is repeated, and drop the oldest replies."""
         self._sizes[call_id] = size + 500
         total = sum(self._sizes.values()) if len(self._sizes) % 64 == 0 else 0
         while total > _KEPT_BYTES:

@@ -1,4 +1,4 @@
-"""What the host answers to a call: a value, or an error that is raised in the process of the caller."""
+"""The host's reply to a call: a value, or an error that is raised in the process of the caller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omniq.storage.nats.api_errors import StreamFull
 
 
 class Reply(msgspec.Struct, array_like=True):
-    """What the host answers: a value, or an error by its kind. `next_due`: when a task becomes visible."""
+    """A value, or an error by its kind. `next_due`: when a task becomes visible."""
 
     value: msgspec.Raw = msgspec.Raw(b"\xc0")
     next_due: int | None = None
@@ -34,7 +34,7 @@ _KINDS: dict[str, type[OmniqError]] = {
     kind.__name__: kind
     for kind in (StreamFull, StorageRefused, StorageCorrupt, InvalidValue, StorageError)
 }
-"""The errors of a call that have nothing but a text."""
+"""Errors that consist of a text only."""
 
 
 def error_reply(error: Exception) -> Reply:

@@ -1,4 +1,4 @@
-"""One optimistic section on the tables of the host: its write compares what was read."""
+"""An optimistic section on the tables of the host: its write fails if a record that it has read was changed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Perform(Protocol):
     """Has the host run a call."""
 
     def __call__(self, call: Call) -> Awaitable[Any]:
-        """The value that the host answers."""
+        """The value that the host returns."""
         ...
 
 
 class HostSection(TablesSection):
-    """A section of the host itself: it notes what is claimed, in case the call is repeated."""
+    """A section of the host itself. It stores which rows are claimed, in case the call is repeated."""
 
     async def write(self, changes: Changes) -> frozenset[str]:
         taken = await super().write(changes)
@@ -46,7 +46,7 @@ class RemoteSection(Section):
         self.now = now
         self._perform = perform
         self._holder = holder
-        # What was read first of each record is what its change is based on.
+        # The first version that was read of each record: changes are based on it.
         self._digests: dict[str, bytes] = {}
         self._paused: list[str] | None = None
 
@@ -60,7 +60,7 @@ class RemoteSection(Section):
             return {}
         found = await self._perform(calls.Load(ids=list(ids)))
         for task_id in ids:
-            # What is not there must not be there when it is written.
+            # A record that was missing must still be missing at the write.
             self._digests.setdefault(task_id, b"")
         return {read.record.row.id: read.record for read in self._noted(found)}
 

@@ -19,7 +19,7 @@ _MONITOR_SECONDS = 3.0
 
 
 class Config(msgspec.Struct):
-    """The settings of a stream that decide whether a store can be in it."""
+    """The settings of a stream that a store depends on."""
 
     name: str
     subjects: list[str] = []
@@ -56,7 +56,7 @@ class StreamInfo(msgspec.Struct):
 
     @property
     def id(self) -> str:
-        """What a stream that was deleted and made again does not have."""
+        """Changes if the stream is deleted and created again."""
         return self.config.metadata.get("omniq") or self.created
 
 
@@ -70,10 +70,10 @@ class _Monitored(msgspec.Struct):
 
 
 async def check_server(connection: ServerConnection) -> None:
-    """Refuse a server on which the promises do not hold."""
+    """Refuse a server that cannot keep the guarantees."""
     if connection.version < OLDEST:
         major, minor = connection.version
-        raise StorageRefused(f"NATS {major}.{minor} is too old; omniq needs 2.10 or newer")
+        raise StorageRefused(f"NATS {major}.{minor} is too old; omniq needs 2.10 or later")
     try:
         await connection.api("INFO", dict[str, Any])
     except NoResponders as error:
@@ -115,7 +115,7 @@ async def _read_monitor(address: Address) -> _Store | None:
         data = await asyncio.to_thread(_fetch, f"{address.monitor}/jsz?config=1")
         return msgspec.json.decode(data, type=_Monitored).config
     except (OSError, ValueError):
-        # Monitoring that is down says nothing; the store itself works.
+        # Without monitoring the setting is unknown, but the store works.
         return None
 
 
@@ -131,13 +131,16 @@ async def report(
     """`(name, value, verdict)` of each setting; a verdict is "ok", "warn: …" or "bad: …"."""
     store = await _read_monitor(address)
     major, minor = connection.version
-    sync, verdict = "unknown", "warn: give ?monitor=http://host:8222, so that it can be read"
+    sync, verdict = (
+        "unknown",
+        "warn: add ?monitor=http://host:8222 to the URL, so that omniq can read it",
+    )
     if store is not None:
         sync = "always" if store.sync_always else f"{store.sync_interval / 1e9:g} s"
         verdict = (
             "ok"
             if store.sync_always
-            else "warn: a power cut may lose what was acknowledged since; set sync_interval: always"
+            else "warn: a power cut may lose writes acknowledged since the last sync; set sync_interval: always"
         )
     log = streams[0].config
     return [

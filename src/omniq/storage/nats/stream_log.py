@@ -1,15 +1,15 @@
 """The log: commits are messages of a stream, and snapshots are messages of a second one.
 
-    stream OQ_<store>    oq.<store>.log         a commit; stored only behind the last one of the subject
+    stream OQ_<store>    oq.<store>.log         a commit; stored only after the last one of the subject
                          oq.<store>.part        a piece of a commit that is larger than a message may be
     stream OQK_<store>   oq.<store>.snapshots   the newest snapshots
                          oq.<store>.chunk.*     the pieces of one of them
                          oq.<store>.host        the process that runs the calls of all others
-    not stored           oq.<store>.work, oq.<store>.ended    wake-ups
-                         oq.<store>.call.*, oq.<store>.hosts  calls to the host, and who it is
+    not stored           oq.<store>.work, oq.<store>.ended    notifications
+                         oq.<store>.call.*, oq.<store>.hosts  calls to the host, and its name
 
-The pieces of a commit are between the commit before it and the commit itself: if another commit comes
-between them, that one has won the race.
+The pieces of a commit are stored after the previous commit and before the commit itself. If another commit is
+stored between them, that one has won the race.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ CAPABILITIES = Capabilities(name="nats", durability="os", reach="fleet")
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _PARTS = "Omniq-Parts"
-_MARGIN = 4_096
 _READS = 3
-"""Bytes of a message for its headers."""
+_MARGIN = 4_096
+"""Bytes of a message that are reserved for its headers."""
 
 _SURE_FOR = 1_000_000
-"""Microseconds after an answer for which no server can have been restarted without its recovery."""
+"""Microseconds after a reply within which no server can have restarted and recovered."""
 
 _SAFE_AFTER = 150_000_000
-"""Microseconds after which a server has written a snapshot to its disk: `sync_interval` is 2 minutes."""
+"""Microseconds after which a server has synced a snapshot to disk: the default `sync_interval` is 2 minutes."""
 
 _IDS = 1_000
-"""Ids of ended tasks in one message, at most."""
+"""The most ids of ended tasks in one message."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -118,7 +118,7 @@ class StreamLog(Log):
 
     @property
     def connection(self) -> ServerConnection:
-        """The connection to the server; `StorageClosed` once it was closed, also during a call."""
+        """The connection to the server. Raises `StorageClosed` after a close, also during a call."""
         if self._connection is None:
             raise StorageClosed("the storage was closed")
         return self._connection
@@ -140,7 +140,7 @@ class StreamLog(Log):
             self._connection = None
             await connection.close()
             raise
-        # Messages may have been missed before.
+        # Earlier messages may have been missed.
         connection.on_connect = self._wakeups.notify_work
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ class StreamLog(Log):
             self._connection = None
 
     async def _create(self) -> StreamInfo:
-        """Create the streams, unless they exist; returns the log's."""
+        """Create the streams, unless they exist; returns the stream of the log."""
         found = []
         for name, subjects in (
             (self._log, [f"{self.subject}.log", f"{self.subject}.part"]),
@@ -185,7 +185,7 @@ class StreamLog(Log):
         sent_at = self._clock.boot_micros()
         info = await self.connection.api(f"STREAM.INFO.{stream}", StreamInfo, **arguments)
         if info.ts:
-            # With nanoseconds, of which Python reads six digits.
+            # The time has nanoseconds; Python reads only six digits.
             observe(self._clock, to_micros(datetime.fromisoformat(info.ts)), sent_at=sent_at)
         return info
 
@@ -201,12 +201,12 @@ class StreamLog(Log):
     # The host
 
     async def read_host(self) -> tuple[str, int]:
-        """The process that is the host, as far as is known, and the number of the message that says so."""
+        """The name of the host, and the sequence number of the message that contains it."""
         got = await self._last("host")
         return (got.data.decode(), got.seq) if got is not None else ("", 0)
 
     async def write_host(self, host: str, sequence: int) -> bool:
-        """Store who is the host; False if another process was first."""
+        """Store the name of the host; False if another process was first."""
         try:
             await self.connection.store(
                 f"{self.subject}.host", host.encode(), {_EXPECTED: str(sequence)}
@@ -256,7 +256,7 @@ class StreamLog(Log):
 
     async def read(self, first: int) -> list[bytes]:
         for _ in range(_READS - 1):
-            # A connection that was lost is made again by the next attempt.
+            # The next attempt connects again.
             with suppress(Unanswered):
                 return await self._read(first)
         return await self._read(first)
@@ -273,7 +273,7 @@ class StreamLog(Log):
             or (before.sequence and not state.messages)
             or not await self._is_at(before)
         ):
-            # Trimmed; or deleted, made again, or brought back to an earlier state.
+            # It was trimmed; or the stream was deleted, created again or restored to an earlier state.
             self._id, self._places = info.id, {}
             raise Trimmed(f"commit {first} of {self._log} was deleted")
         self._places = {number: at for number, at in self._places.items() if number >= first - 1}
@@ -304,13 +304,13 @@ class StreamLog(Log):
         except ApiError as error:
             if error.kind != NOT_FOUND:
                 raise
-        # It was deleted: an empty store begins, as on other servers.
+        # It was deleted: start with an empty store, as on other servers.
         return await self._create()
 
     async def _is_at(self, place: Place) -> bool:
-        """Whether the commit at that place is the one that is known here.
+        """Whether the commit at that place is the one that this process knows.
 
-        Only a server that was stopped can have lost it, so it is read after a while and after an error.
+        Only a server that was restarted can have lost it, so it is read again only after some time or an error.
         """
         now, session = self._clock.boot_micros(), self.connection.sessions
         is_sure = self._confirmed[1] == session and now - self._confirmed[0] < _SURE_FOR
@@ -343,7 +343,7 @@ class StreamLog(Log):
                     self._keep, 1, state.last_seq, f"{self.subject}.chunk.{snapshot.id}"
                 )
             ]
-            # A server that lost power may have lost the newest; the log behind the one before is there.
+            # A power cut may have lost the newest snapshot; the log after the previous one is still stored.
             if len(pieces) == snapshot.chunks:
                 self._places = {snapshot.number: snapshot.place}
                 return snapshot.number, b"".join(pieces)
@@ -382,9 +382,9 @@ class StreamLog(Log):
         await self._trim(kept, now)
 
     async def _trim(self, kept: list[Snapshot], now: int) -> None:
-        """Delete what no snapshot needs, also what a process has left that died while it saved one."""
+        """Delete messages that no snapshot needs, including those of a process that died while saving one."""
         if len(kept) > 1 or now - kept[0].saved_at > _SAFE_AFTER:
-            # All messages below; the commit itself stays, so that the subject has a last one.
+            # Delete all earlier messages; the commit itself stays, so that the subject has a last message.
             await self._purge(self._log, seq=kept[0].place.sequence)
         await self._purge(self._keep, filter=f"{self.subject}.snapshots", keep=2)
         used = {snapshot.id for snapshot in kept}
@@ -401,7 +401,7 @@ class StreamLog(Log):
         if got is None:
             return Manifest(), 0
         manifest = _decode_manifest(got.data)
-        # Those of a log that was deleted are of no use.
+        # Snapshots of a deleted log are useless.
         return manifest if manifest.log == self._id else Manifest(), got.seq
 
     async def _purge(self, stream: str, **arguments: Any) -> None:
@@ -429,7 +429,7 @@ class StreamLog(Log):
 
 
 def _kept(snapshots: list[Snapshot], now: int) -> list[Snapshot]:
-    """Of the snapshots so far, the newest that is surely on the disk, and the oldest after it."""
+    """The newest snapshot that is certainly on disk, and the oldest one after it."""
     safe = [each for each in snapshots if now - each.saved_at > _SAFE_AFTER]
     others = [each for each in snapshots if now - each.saved_at <= _SAFE_AFTER]
     return safe[-1:] + others[:1]

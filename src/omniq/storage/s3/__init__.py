@@ -1,6 +1,6 @@
 """The S3 backend: the log of `omniq.storage.log`, one object for each commit.
 
-An object is created only if it does not exist (`If-None-Match: *`): of all writers of a number, one wins.
+An object is created only if it does not exist (`If-None-Match: *`): if several processes write the same number, one succeeds.
 
 | object | what it is |
 |---|---|
@@ -13,10 +13,10 @@ An object is created only if it does not exist (`If-None-Match: *`): of all writ
 |---|---|
 | `storage` | `S3Storage` |
 | `address` | bucket, prefix, endpoint and region, from a URL |
-| `connection` | the only user of the driver: requests, repeats, errors |
+| `connection` | the only module that imports the driver: requests, retries, errors |
 | `object_log` | `S3Log`: appends and reads commits |
 | `snapshots` | saves and loads snapshots |
-| `trimming` | deletes old objects, and tells a process that stood still what it may trust |
+| `trimming` | deletes old objects, and detects that a process was suspended for too long |
 | `server_check` | refuses a server without conditional writes; `omniq doctor` |
 """
 

@@ -17,7 +17,7 @@ _LONGEST_PREFIX = 200
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a store is. Without an endpoint: in AWS, or where the environment says."""
+    """Where a store is. Without an endpoint: AWS, or the endpoint in the environment."""
 
     bucket: str
     prefix: str
@@ -35,7 +35,7 @@ def parse(url: str) -> Address:
     try:
         return _parse(url)
     except ValueError as error:
-        # Without its cause, which may quote a secret.
+        # The cause is omitted: it may quote a secret.
         raise SettingsError(f"storage URL {mask_url(url)}: {error}") from None
 
 

@@ -1,7 +1,7 @@
-"""Requests to the objects below a prefix of a bucket. The only user of the driver.
+"""Requests to the objects below a prefix of a bucket. Only this module uses the driver.
 
-Retries of the driver are off: a repeated create finds the object that the first one made. Requests that can
-be repeated safely are repeated here while the server is busy or does not answer.
+Retries of the driver are off: a repeated create would find the object of its first attempt. This module retries
+requests that are safe to repeat while the server is busy or does not respond.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PATIENCE = 15.0
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _ANSWER_WITHIN = 10.0
-"""Seconds for one request, and one more for each `_SLOWEST` bytes that it transfers."""
+"""Seconds that one request may take, plus one second for each `_SLOWEST` bytes that it transfers."""
 
 _SLOWEST = 1_000_000
 _SERVER_SAID = re.compile(r"<Code>(?P<code>[^<]{1,100})</Code>\s*<Message>(?P<message>[^<]{1,300})")
@@ -52,13 +52,13 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class _Driver:
-    """Refuses a second process: the threads of the driver do not exist in a forked child, which would hang."""
+    """Refuses a forked process: the threads of the driver do not exist there, and calls would hang."""
 
     def __init__(self) -> None:
         self._process = 0
 
     def use(self) -> None:
-        """Note that this process uses the driver; `StorageError` if its parent has used it before the fork."""
+        """Record that this process uses the driver. Raises `StorageError` if its parent used it before the fork."""
         self._process = self._process or PROCESS_ID.number
         if self._process != PROCESS_ID.number:
             raise StorageError(
@@ -89,7 +89,7 @@ class S3Connection:
         client: ClientConfig = {
             "timeout": "120s",
             "connect_timeout": "5s",
-            # Loading reads many objects at once; afterwards few connections are needed.
+            # Loading reads many objects concurrently; afterwards few connections are needed.
             "pool_max_idle_per_host": "4",
         }
         if address.endpoint.startswith("http://"):
@@ -103,7 +103,7 @@ class S3Connection:
     async def create(self, name: str, data: bytes) -> bool:
         """Create the object; False if it exists, or if a concurrent create may have won.
 
-        Sent once. `StorageError` if it is not known whether the object was created.
+        Sent once. Raises `StorageError` if it is unknown whether the object was created.
         """
         try:
             await self._ask(
@@ -120,14 +120,14 @@ class S3Connection:
         return True
 
     async def put(self, name: str, data: bytes) -> None:
-        """Write the object, also over another."""
+        """Write the object, and replace an existing one."""
         key = self._key(name)
         await self._repeat(
             len(data), lambda: obstore.put_async(self._store, key, data, use_multipart=False)
         )
 
     async def get(self, name: str) -> bytes | None:
-        """Read the object; None if there is none."""
+        """Read the object; None if it does not exist."""
 
         async def read() -> bytes:
             found = await obstore.get_async(self._store, self._key(name))
@@ -142,7 +142,7 @@ class S3Connection:
         return None if found is None else to_micros(found["last_modified"])
 
     async def list(self, folder: str, *, most: int | None = None) -> list[Entry]:
-        """The objects of a folder in the order of their names; about `most`, if there are more."""
+        """The objects of a folder, sorted by name; about `most` of them, if there are more."""
         key = self._key(folder)
 
         async def read() -> list[Entry]:
@@ -180,7 +180,7 @@ class S3Connection:
         return answer
 
     async def _repeat(self, size: int, request: Callable[[], Awaitable[_T]]) -> _T | None:
-        """Send a request until it is answered, for some time; None for an object that does not exist."""
+        """Send a request, with retries for a limited time; None for an object that does not exist."""
         began, pause = self._clock.monotonic(), _SHORTEST_PAUSE
         while True:
             try:
@@ -218,11 +218,11 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """What the server said, or else the driver."""
+    """The message of the server, or else of the driver."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     said = _SERVER_SAID.search(str(error))
     if said is not None:
         return f"{said['code']}: {said['message']}"
-    # Behind its first paragraph the driver prints its own state.
+    # After the first paragraph, the driver prints its internal state.
     return str(error).partition("\n\n")[0].replace("\n", " ")[:400]

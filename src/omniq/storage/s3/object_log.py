@@ -1,4 +1,4 @@
-"""The commits of a log, an object each."""
+"""The commits of a log, one object for each."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from omniq.storage.store_clock import StoreClock
 
 _MOST_AT_ONCE = 16
 _STEP = 1_000_000
-"""Microseconds of a time of the server: objects have whole seconds."""
+"""The resolution of the server's times in microseconds: objects have whole seconds."""
 
 _SHORTEST_READING, _LONGEST_READING = 1_300_000, 60_000_000
-"""Microseconds between two readings of the server's time: few are needed once several have narrowed it."""
+"""Microseconds between two readings of the server's time. After the first few, the estimate is precise enough."""
 
 
 class S3Log(Log):
@@ -58,7 +58,7 @@ class S3Log(Log):
         try:
             await self._trimming.check(number)
         except Trimmed:
-            # No other process will read what was just created.
+            # No other process would read the object that was just created.
             return False
         self._trimming.prove(began_at)
         self._refresh_clock(name, began_at)
@@ -96,7 +96,7 @@ class S3Log(Log):
     # The server's time
 
     def _refresh_clock(self, name: str, sent_at: int) -> None:
-        """Compare the clocks now and then, by the time of an object that this process has written."""
+        """Compare the clocks from time to time, by the time of an object that this process has written."""
         if not isinstance(self._clock, StoreClock) or self._reading is not None:
             return
         if sent_at - self._read_at > self._pause:

@@ -18,11 +18,11 @@ _PUT_PRICE, _GET_PRICE = 5.0, 0.4
 
 _MONTH = 30 * 86_400
 _LOOKS_PER_POLL = 4
-"""How often an idle worker looks at the log in a polling interval: claims, leases, schedules, the queue's length."""
+"""How often an idle worker reads the log in a polling interval: claims, leases, schedules, the queue's length."""
 
 
 async def check(objects: S3Connection) -> None:
-    """Connect; `StorageRefused` if the server creates an object twice."""
+    """Connect. Raises `StorageRefused` if the server creates an object twice."""
     name = f"floor/{numbered(0)}"
     if await objects.create(name, b"") and await objects.create(name, b""):
         raise StorageRefused(
@@ -66,7 +66,7 @@ async def _count(objects: S3Connection, name: str, folder: str) -> tuple[str, st
 
 
 def _price(put: float, settings: Settings) -> str:
-    # An idle worker renews its lease, and its loops look at the log; a busy one has one append under way.
+    # An idle worker renews its lease, and its loops poll the log; a busy worker always has one append in progress.
     renewals = _MONTH / (settings.lease / 3)
     looks = _MONTH / settings.poll_interval * _LOOKS_PER_POLL
     idle = (renewals * _PUT_PRICE + looks * _GET_PRICE) / 1e6

@@ -1,4 +1,4 @@
-"""Snapshots as objects: chunks, and a list of them that makes them count."""
+"""Snapshots as objects: chunks, and a list of the chunks, which is written last and completes the snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omniq.storage.s3.trimming import numbered
 
 _CHUNK = 4 * 1024 * 1024
 _LOADS = 5
-"""Attempts at loading, while others replace the snapshot."""
+"""Attempts to load, in case other processes replace the snapshot meanwhile."""
 
 
 class _Contents(msgspec.Struct, array_like=True, frozen=True):
@@ -23,7 +23,7 @@ class _Contents(msgspec.Struct, array_like=True, frozen=True):
 
 
 async def save(objects: S3Connection, clock: Clock, number: int, data: bytes) -> None:
-    """Store the state after that commit, unless another process has."""
+    """Store the state after that commit, unless another process has stored it."""
     packed = await asyncio.to_thread(zlib.compress, data, 1)
     # Two processes may save the same number: their chunks must not mix.
     name = f"{numbered(number)}-{clock.new_id()}"

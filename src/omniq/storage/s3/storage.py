@@ -17,10 +17,10 @@ from omniq.storage.types import Capabilities
 
 _CAPABILITIES = Capabilities(name="s3", durability="power", reach="fleet", slow_writes=True)
 _COMMIT_BYTES = 16 * 1024
-"""A commit counts as that many bytes, at least: a request takes as long as transferring them."""
+"""The least number of bytes that a commit counts as: a request takes as long as their transfer."""
 
 _CLOCKS_DIFFER = 2_000_000
-"""Microseconds by which two processes may take different times for the server's."""
+"""Microseconds by which the estimates of the server's time in two processes may differ."""
 
 
 class S3Storage(BaseStorage):

@@ -1,17 +1,17 @@
-"""Deletes old commits, and decides what a process that stood still may trust.
+"""Deletes old commits, and decides which reads and appends of a suspended process are valid.
 
-A deleted number is free again. A process that stood still for hours would find the next number missing,
-take it for the end of the log, and create a commit there that no other process reads. Three rules prevent it:
+A deleted number can be created again. A process that was suspended for hours would find the next number missing,
+take it for the end of the log, and create a commit there that no other process reads. Three rules prevent this:
 
-1. A commit is deleted only if a snapshot has it, if the server wrote it more than an hour ago by the
-   server's own times, and after `floor/<n>` was written, which says that all numbers up to n may be gone.
-2. That a process knows the end of the log is proved by a read or an append of at most 15 minutes ago, on its
-   boot clock, which also counts the time in which the machine was suspended. The commits behind that end are
-   younger than the proof, so none of them can have been deleted.
-3. Without such a proof, what a read or an append has found is believed only if the floor, read afterwards,
-   is below it. This includes an append that was begun with a proof, and completed without one.
+1. A commit is deleted only if a snapshot contains it, if it is more than an hour old by the server's times, and
+   after `floor/<n>` was written, which says that all numbers up to n may have been deleted.
+2. A read or an append in the last 15 minutes proves that a process knows the end of the log. The time is that of
+   the boot clock, which also counts while the machine is suspended. Commits after that end are younger than the
+   proof, so none of them can have been deleted.
+3. Without such a proof, the result of a read or an append is valid only if the floor, read afterwards, is below
+   its number. This includes an append that began with a proof and completed without one.
 
-Only the rates of two clocks are compared, and they may differ by a factor of four.
+The rules depend only on the rates of the two clocks, which may differ by a factor of four.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from omniq.storage.log import Trimmed
 from omniq.storage.s3.connection import Entry
 
 KEPT_FOR = 3600 * 1_000_000
-"""Microseconds for which a commit is stored, at least."""
+"""The least time for which a commit is kept, in microseconds."""
 
 _DIGITS = 16
 _PAGE = 1_000
-"""Objects that a server lists with one request, or deletes."""
+"""The number of objects that a server lists or deletes with one request."""
 
 
 class Objects(Protocol):
@@ -55,14 +55,14 @@ class Trimming:
         self._proved_at: int | None = None
         self._trimmed_at: int | None = None
 
-    # Trust
+    # Proof
 
     def forget(self) -> None:
-        """Trust nothing: the state is loaded again."""
+        """Drop the proof: the state is loaded again."""
         self._proved_at = None
 
     def prove(self, began_at: int) -> None:
-        """A request that began then, by the boot clock, has shown the end of the log."""
+        """Record that a request has shown the end of the log. It began at `began_at` of the boot clock."""
         self._proved_at = began_at
 
     async def check(self, number: int) -> None:
@@ -77,7 +77,7 @@ class Trimming:
             return
         self._proved_at = None
         if number <= await self.floor():
-            raise Trimmed(f"commit {number} was deleted: this process stood still for long")
+            raise Trimmed(f"commit {number} was deleted: this process was suspended for too long")
 
     async def floor(self) -> int:
         """Commits up to this number may have been deleted."""
@@ -89,7 +89,7 @@ class Trimming:
     async def trim(self) -> None:
         """Delete the commits that are old and in a snapshot, and what belongs to older snapshots.
 
-        Does nothing if this process has done it lately: a request to list objects costs as much as a write.
+        Does nothing if this process has done it recently: a list request costs as much as a write.
         """
         began_at = self._clock.boot_micros()
         if self._trimmed_at is not None and began_at - self._trimmed_at < self._kept_for // 6:
@@ -99,7 +99,7 @@ class Trimming:
         if not snapshots:
             return
         newest = int(snapshots[-1].name)
-        # The newest snapshot was just written: at that time of the server, these were old.
+        # The newest snapshot was just written, so its time is about the server's current time.
         old_before = max(each.modified for each in snapshots) - self._kept_for
         while await self._delete_commits(newest, old_before):
             pass
@@ -113,9 +113,9 @@ class Trimming:
             await self._objects.delete(stale)
 
     async def _delete_commits(self, snapshot: int, old_before: int) -> bool:
-        """Raise the floor, and delete some commits below it; returns whether there were any."""
+        """Raise the floor, and delete a page of commits up to it; returns whether there were any."""
         floor = highest = await self.floor()
-        # The numbers begin with those that were left over, or created in vain, below the floor.
+        # The first numbers may be below the floor: left over from an earlier deletion, or created by a suspended process.
         commits = await self._objects.list("log", most=_PAGE)
         for entry in commits:
             number = int(entry.name)

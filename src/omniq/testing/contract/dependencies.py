@@ -187,7 +187,7 @@ class DependencyContract(ContractPart):
             ([a_member("x", after=("gone",))], "gone, which has no record"),
             ([a_member("x", after=("x",))], "x: it waits for x"),
             ([a_member("x", after=("y",)), a_member("y", after=("x",))], "x -> y -> x"),
-            ([a_member("x", after=("repeats",))], "repeats for ever"),
+            ([a_member("x", after=("repeats",))], "repeats and never ends"),
             ([a_member("x", after=("known", "known"))], "twice"),
             ([a_member("x", after=("known",), interval=5.0)], "repeating task"),
             ([a_member("known.x", parent="known", after=("known",))], "ends only after it"),
