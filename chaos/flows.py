@@ -46,10 +46,16 @@ def _waits(timeline: Timeline) -> Iterator[tuple[TaskTimeline, TaskTimeline]]:
 
 
 def _first_end(source: TaskTimeline) -> float | None:
-    """When the run ended whose outcome was final; None if that was not observed."""
+    """When the run ended whose outcome was final; None if that was not observed.
+
+    A task that writes in a transaction ends with its commit, which is after the start of its run and
+    before its function returns.
+    """
+    is_in_transaction = source.plan is not None and source.plan.writes
+    observed = source.starts if is_in_transaction else source.ends
     ends = [
-        source.ends[token].at
+        observed[token].at
         for token, events in source.outcomes.items()
-        if token in source.ends and any(event.what in TERMINAL for event in events)
+        if token in observed and any(event.what in TERMINAL for event in events)
     ]
     return min(ends, default=None)

@@ -19,7 +19,7 @@ from tests.faults.shared_stores import SHARED, url_of
 
 LEASE = 0.6
 LONGEST_WAIT = 60.0
-MORE_KILLS = int(os.environ.get("FLOW_KILLS", "60"))
+MORE_KILLS = int(os.environ.get("FLOW_KILLS", "15"))
 """Kills of the long test: `FLOW_KILLS=10000 pytest -m deep tests/faults/test_flow_kills.py`."""
 
 POINTS = (
@@ -136,7 +136,7 @@ async def kill_and_check(url: str, folder: Path, kills: int) -> None:
 
 
 @pytest.mark.fault("F92")
-@pytest.mark.deep_on("postgres", "redis", "file")
+@pytest.mark.deep_on("postgres", "redis", "file", "nats")
 @pytest.mark.timeout(180)
 async def test_no_callback_is_lost_or_doubled_when_workers_die(url: str, tmp_path: Path) -> None:
     await kill_and_check(url, tmp_path, kills=10)

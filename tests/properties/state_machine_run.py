@@ -14,6 +14,9 @@ from omniq.testing.state_machine_stores import OpenStore
 LONG_RUN_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "100"))
 """Examples of a long run in `make deep`; `make state-machine` sets it to 500."""
 
+FEWER_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "25"))
+"""The same, on storages where an example takes seconds."""
+
 
 def run_state_machine(open_store: OpenStore, *, examples: int, steps: int) -> None:
     _run(state_machine_for(open_store), examples, steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omniq.testing.state_machine_stores import MemoryStore, OpenStore
-from tests.properties.state_machine_run import LONG_RUN_EXAMPLES, run_flow_machine
+from tests.properties.state_machine_run import FEWER_EXAMPLES, LONG_RUN_EXAMPLES, run_flow_machine
 from tests.properties.test_state_machine import file_store, sqlite_store
 from tests.storage.memory_log import MemoryLogStore
 
@@ -14,7 +14,7 @@ from tests.storage.memory_log import MemoryLogStore
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("open_store", "examples"),
-    [(MemoryStore, 60), (sqlite_store, 12), (file_store, 10), (MemoryLogStore, 20)],
+    [(MemoryStore, 25), (sqlite_store, 5), (file_store, 4), (MemoryLogStore, 8)],
     ids=["memory", "sqlite", "file", "log"],
 )
 def test_a_backend_runs_flows_as_the_model_says(open_store: OpenStore, examples: int) -> None:
@@ -29,4 +29,6 @@ def test_a_backend_runs_flows_as_the_model_says(open_store: OpenStore, examples:
     ids=["memory", "sqlite", "file", "log"],
 )
 def test_a_backend_runs_flows_as_the_model_says_in_long_runs(open_store: OpenStore) -> None:
-    run_flow_machine(open_store, examples=LONG_RUN_EXAMPLES, steps=100)
+    is_fast = open_store is MemoryStore or open_store is MemoryLogStore
+    examples = LONG_RUN_EXAMPLES if is_fast else FEWER_EXAMPLES
+    run_flow_machine(open_store, examples=examples, steps=100)

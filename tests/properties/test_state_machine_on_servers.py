@@ -20,7 +20,7 @@ from omniq.storage.redis import RedisStorage
 from omniq.storage.s3 import S3Storage
 from omniq.testing.clock import ManualClock
 from omniq.testing.state_machine_stores import OpenStore
-from tests.properties.state_machine_run import LONG_RUN_EXAMPLES, run_state_machine
+from tests.properties.state_machine_run import FEWER_EXAMPLES, LONG_RUN_EXAMPLES, run_state_machine
 from tests.storage.postgres_stores import Schema
 
 
@@ -155,7 +155,7 @@ def test_nats_answers_as_the_model_does(nats_server_url: str) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(1500)
 def test_nats_answers_as_the_model_does_in_long_runs(nats_server_url: str) -> None:
-    run_state_machine(partial(NatsStore, nats_server_url), examples=LONG_RUN_EXAMPLES, steps=100)
+    run_state_machine(partial(NatsStore, nats_server_url), examples=FEWER_EXAMPLES, steps=100)
 
 
 @pytest.mark.slow
@@ -179,4 +179,4 @@ def test_s3_answers_as_the_model_does(s3_server_url: str) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(1500)
 def test_s3_answers_as_the_model_does_in_long_runs(s3_server_url: str) -> None:
-    run_state_machine(partial(S3Store, s3_server_url), examples=LONG_RUN_EXAMPLES, steps=100)
+    run_state_machine(partial(S3Store, s3_server_url), examples=FEWER_EXAMPLES, steps=100)

@@ -7,6 +7,7 @@ from scratch, and a claim must find exactly the tasks that the model says may ru
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Coroutine
 from datetime import timedelta
 from typing import Any, ClassVar, TypeVar
@@ -118,7 +119,7 @@ class FlowStateMachine(RuleBasedStateMachine):
     def end_a_run(self, at: int, how: str, limit: int) -> None:
         node = self._held()[at % len(self._held())]
         owner = node.owner or 0
-        if how != "success" or self._model.below(node.id):
+        if how != "success" or self._model.below(node.id) or self._success_cancels(node):
             # What is cancelled after this step may begin in it.
             limit = 0
         claim = (node.id, node.token)
@@ -142,9 +143,19 @@ class FlowStateMachine(RuleBasedStateMachine):
             case "release":
                 self._model.give_back(node.id)
         for task in tasks:
-            assert task.id in self._model.claimable(self._clock.micros())
+            assert task.id in self._model.claimable(self._clock.micros()), task.id
             self._model.claim(task.id, owner, task.token)
         self._check(f"{how} of {node.id}")
+
+    def _success_cancels(self, node: Node) -> bool:
+        """Whether it ends a group with a failed member, and what needs that group is cancelled."""
+        model = copy.deepcopy(self._model)
+        model.end(node.id, TaskStatus.SUCCESS)
+        return any(
+            each.status is not self._model.nodes[task_id].status
+            for task_id, each in model.nodes.items()
+            if each.status is TaskStatus.CANCELLED
+        )
 
     @precondition(lambda self: self._held())
     @rule(at=_PICK, kinds=st.lists(st.sampled_from(("task", "event")), min_size=1, max_size=3))
