@@ -390,3 +390,15 @@ async def test_durability_is_power_only_where_the_server_shows_that_it_syncs():
                 assert lines["sync_interval"].startswith("ok" if durable else "warn")
             async with open_storage(f"{server.url}/s") as storage:
                 assert storage.capabilities.durability == "os"
+
+
+async def test_storages_that_open_a_new_store_together_share_it(nats_url):
+    storages = [open_storage(nats_url) for _ in range(8)]
+    await asyncio.gather(*(storage.open() for storage in storages))
+    try:
+        for storage in storages:
+            await storage.enqueue(a_task())
+
+        assert [await storage.count_waiting() for storage in storages] == [8] * 8
+    finally:
+        await asyncio.gather(*(storage.close() for storage in storages))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from omniq.errors import StorageError, StorageRefused
 
-NOT_FOUND, WRONG_SEQUENCE, FULL = "not found", "wrong sequence", "full"
+NOT_FOUND, EXISTS, WRONG_SEQUENCE, FULL = "not found", "exists", "wrong sequence", "full"
 CODES = {
     10037: NOT_FOUND,
     10059: NOT_FOUND,
+    10058: EXISTS,
     10071: WRONG_SEQUENCE,
     10164: WRONG_SEQUENCE,
     10047: FULL,
@@ -20,7 +21,6 @@ CODES = {
 REFUSALS = {
     10039: "enable JetStream for this account",
     10076: "enable JetStream: start the server with -js",
-    10058: "another program uses a stream of this name: name another store in the URL",
     10065: "another stream has the subjects of this store: name another store in the URL",
     10074: "replicas= is for clusters: remove it, or name the servers of a cluster",
     10005: "the cluster has fewer servers than replicas= asks for",

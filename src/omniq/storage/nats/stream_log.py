@@ -26,7 +26,7 @@ from omniq.errors import StorageClosed
 from omniq.storage.log.encoding import Commit
 from omniq.storage.log.log import Log, Trimmed
 from omniq.storage.nats.address import Address
-from omniq.storage.nats.api_errors import NOT_FOUND, WRONG_SEQUENCE, ApiError, Unanswered
+from omniq.storage.nats.api_errors import EXISTS, NOT_FOUND, WRONG_SEQUENCE, ApiError, Unanswered
 from omniq.storage.nats.connection import ServerConnection
 from omniq.storage.nats.server_check import (
     StreamInfo,
@@ -160,26 +160,34 @@ class StreamLog(Log):
             except ApiError as error:
                 if error.kind != NOT_FOUND:
                     raise
-                await self.connection.api(
-                    f"STREAM.CREATE.{name}",
-                    dict[str, Any],
-                    name=name,
-                    subjects=subjects,
-                    retention="limits",
-                    discard="new",
-                    storage="file",
-                    num_replicas=self._address.replicas,
-                    max_msgs=-1,
-                    max_msgs_per_subject=-1,
-                    max_bytes=-1,
-                    max_age=0,
-                    deny_delete=True,
-                    metadata={"omniq": self._clock.new_id()},
-                )
+                await self._create_stream(name, subjects)
                 info = await self._info(name)
             check_stream(info.config, subjects)
             found.append(info)
         return found[0]
+
+    async def _create_stream(self, name: str, subjects: list[str]) -> None:
+        try:
+            await self.connection.api(
+                f"STREAM.CREATE.{name}",
+                dict[str, Any],
+                name=name,
+                subjects=subjects,
+                retention="limits",
+                discard="new",
+                storage="file",
+                num_replicas=self._address.replicas,
+                max_msgs=-1,
+                max_msgs_per_subject=-1,
+                max_bytes=-1,
+                max_age=0,
+                deny_delete=True,
+                metadata={"omniq": self._clock.new_id()},
+            )
+        except ApiError as error:
+            # Another process was first: its id is in the stream.
+            if error.kind != EXISTS:
+                raise
 
     async def _info(self, stream: str, **arguments: Any) -> StreamInfo:
         sent_at = self._clock.boot_micros()
