@@ -155,7 +155,7 @@ def test_the_rules_are_applied_by_the_engine_alone():
         "engine",
         "side_engine",
         "flow_engine",
-        "ends",
+        "release_waiters",
         "step",
         "claim",
         "gate_states",
