@@ -7,6 +7,7 @@ pause is a step, and between two steps hours may pass, while any process is susp
 from __future__ import annotations
 
 import asyncio
+import os
 from random import Random
 
 import pytest
@@ -107,6 +108,10 @@ async def play(random: Random) -> None:
     assert not lost, f"acknowledged, and not in the log: {sorted(lost)}"
 
 
+LONG_RUN_EXAMPLES = int(os.environ.get("S3_MODEL_EXAMPLES", "2000"))
+"""Examples in `make deep`: `S3_MODEL_EXAMPLES=20000 pytest -m deep tests/storage/test_s3_trimming.py`."""
+
+
 def check_model(examples: int) -> None:
     @settings(
         max_examples=examples,
@@ -124,13 +129,13 @@ def check_model(examples: int) -> None:
 
 @pytest.mark.slow
 def test_no_acknowledged_commit_is_lost_in_the_model():
-    check_model(300)
+    check_model(150)
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
 def test_no_acknowledged_commit_is_lost_in_long_runs_of_the_model():
-    check_model(20_000)
+    check_model(LONG_RUN_EXAMPLES)
 
 
 # One story each
