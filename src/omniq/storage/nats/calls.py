@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import blake2b
@@ -52,9 +53,9 @@ class Call(msgspec.Struct, array_like=True, tag=True, kw_only=True):
     writes: ClassVar[bool] = False
     replies: ClassVar[Any]
 
+    @abstractmethod
     def run(self, tables: Tables, now: int) -> Any:
         """Read and change the tables; may be run again on a newer state."""
-        raise NotImplementedError
 
 
 # Sections: reads, and a write that compares what was read
