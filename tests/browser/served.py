@@ -15,6 +15,27 @@ from starlette.applications import Starlette
 from omniq import AsyncTaskQueue
 from omniq.dashboard import Access, create_app
 
+PAGES = (
+    "/",
+    "/?range=24h",
+    "/tasks",
+    "/tasks?q=queue:mail",
+    "/tasks/new",
+    "/tasks/matching?q=queue:mail",
+    "/dead",
+    "/workers",
+    "/schedules",
+    "/schedules/new",
+    "/queues",
+    "/functions",
+    "/limits",
+    "/audit",
+    "/jobs",
+    "/storage",
+    "/api",
+)
+"""Every page that needs no record."""
+
 SECRET = "a secret of the tests"
 VIEWER = "a secret of a viewer"
 

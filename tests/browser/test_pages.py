@@ -13,27 +13,7 @@ from omniq.models import Progress, TaskError, TaskStatus
 from omniq.outcomes import Failed
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.faults import FaultyStorage
-from tests.browser.served import bearer, dashboard_client, sign_in
-
-PAGES = (
-    "/",
-    "/?range=24h",
-    "/tasks",
-    "/tasks?q=queue:mail",
-    "/tasks/new",
-    "/tasks/matching?q=queue:mail",
-    "/dead",
-    "/workers",
-    "/schedules",
-    "/schedules/new",
-    "/queues",
-    "/functions",
-    "/limits",
-    "/audit",
-    "/jobs",
-    "/storage",
-    "/api",
-)
+from tests.browser.served import PAGES, bearer, dashboard_client, sign_in
 
 
 @pytest.mark.parametrize("path", PAGES)
