@@ -124,8 +124,8 @@ async def test_filters_limit_the_list_of_tasks(browser, shop):
     await shop.enqueue("shop.refresh_prices")
     async with opened(browser, shop) as (page, address):
         await page.goto(f"{address}/tasks")
-        await page.fill("input[name=queue]", "mail")
-        await page.click("button:text-is('Filter')")
+        await page.fill("input[data-search]", "queue:mail")
+        await page.click("button:text-is('Search')")
         by_queue = await page.locator("tbody tr").all_inner_texts()
         await page.goto(f"{address}/tasks?status=success")
         none = await page.inner_text("main")
@@ -263,7 +263,7 @@ async def test_the_keyboard_reaches_the_content_and_the_search(browser, shop):
         focused = await page.evaluate("document.activeElement.name")
 
     assert skip == "skip"
-    assert focused == "id"
+    assert focused == "q"
 
 
 @pytest.mark.deep

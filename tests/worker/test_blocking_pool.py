@@ -34,7 +34,7 @@ def test_start_returns_once_the_pool_runs_in_its_thread(
 ) -> None:
     before = threads_of_omniq()
     pool = WorkerPool(store.another())
-    assert threads_of_omniq() == before
+    assert threads_of_omniq() <= before
 
     pool.start()
     assert pool.running

@@ -295,7 +295,7 @@ async def test_a_start_that_fails_closes_what_it_had_opened(store: Store, verb) 
 
     assert not pool.running
     assert not storage.is_open
-    assert threads_of_omniq() == before
+    assert threads_of_omniq() <= before
     async with pool:
         assert pool.running
 
@@ -310,7 +310,7 @@ async def test_a_start_that_is_cancelled_closes_what_it_had_opened(memory_store:
 
     assert not pool.running
     assert not storage.is_open
-    assert threads_of_omniq() == before
+    assert threads_of_omniq() <= before
 
 
 async def test_a_stopped_pool_leaves_no_thread_and_no_asyncio_task_and_closes_its_storage(

@@ -41,6 +41,9 @@ _MANY_SLOTS = 16
 _COUNT_PAUSE, _COUNT_SHARE = 0.01, 50
 """Counting the queue takes at most one part in `_COUNT_SHARE` of the time."""
 
+_IDLE_COUNT_PAUSE = 10.0
+"""Seconds between two counts while nothing waits and claims return nothing."""
+
 
 def _concurrent_calls(storage: BaseStorage) -> int:
     """How many calls are under way: a server works on one while this process is busy with the other."""
@@ -94,6 +97,7 @@ class ClaimLoop:
         )
         self._claim_sent = asyncio.Event()
         self._count_is_old = asyncio.Event()
+        self._idle_count_at = 0.0
         self._failures = 0
         self._drained: asyncio.Future[None] | None = None
         self._refused = RefusedOutcomes(storage, stats, problems.report_final, self.on_lease_lost)
@@ -236,7 +240,8 @@ class ClaimLoop:
 
     def _after_claim(self, call: Call, claimed: Sequence[Task]) -> None:
         if not claimed:
-            self._count_is_old.set()
+            if self._stats.queued or self._clock.monotonic() >= self._idle_count_at:
+                self._count_is_old.set()
             if self._events.wants(events.PollEmpty):
                 self._events.emit(events.PollEmpty(owner=self._storage.owner))
             return
@@ -347,6 +352,7 @@ class ClaimLoop:
             began = self._clock.monotonic()
             self._stats.counted(await self._storage.count_waiting())
             took = self._clock.monotonic() - began
+            self._idle_count_at = began + _IDLE_COUNT_PAUSE
             await self._clock.sleep(max(_COUNT_PAUSE, took * _COUNT_SHARE))
 
     async def end_unknown(self) -> bool:

@@ -16,7 +16,7 @@ from omniq.worker.pool_events import PoolEvents
 from omniq.worker.worker_requests import WorkerRequests
 
 _RENEWALS_PER_LEASE = 3
-_LONGEST_PAUSE = 2.5
+_LONGEST_PAUSE = 3.0
 """A renewal also reports cancelled tasks, and requests to the worker are read with it: they should not wait
 for a third of a long lease."""
 
@@ -131,15 +131,22 @@ class Heartbeat:
             if not self._sibling.is_open:
                 await self._sibling.open()
             asked_at = self._register.tick()
-            renewal = await self._sibling.renew(
-                lease=self._lease,
-                concurrency=self._concurrency,
-                queues=self._queues,
-                stalled=self._watchdog.is_blocked(),
-                stopping=self._pool.is_stopping,
-                runnable=self._runnable(),
-                runs=self._runs(),
+            # At the same time: a storage that commits in batches answers both in one round trip.
+            renewal, failure = await asyncio.gather(
+                self._sibling.renew(
+                    lease=self._lease,
+                    concurrency=self._concurrency,
+                    queues=self._queues,
+                    stalled=self._watchdog.is_blocked(),
+                    stopping=self._pool.is_stopping,
+                    runnable=self._runnable(),
+                    runs=self._runs(),
+                ),
+                self._requests.follow(self._sibling),
+                return_exceptions=True,
             )
+        if isinstance(renewal, BaseException):
+            raise renewal
         self._pool.on_renewal(renewal, asked_at)
-        async with asyncio.timeout(self._lease / 2):
-            await self._requests.follow(self._sibling)
+        if failure is not None:
+            raise failure

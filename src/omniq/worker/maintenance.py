@@ -77,9 +77,16 @@ class Maintenance:
 
     async def run(self) -> None:
         """Repeat all activities, each at its interval."""
+        if self._recover_every < _FLOWS_EVERY:
+            recovery = [
+                self._every(self._recover_every, self.recover),
+                self._every(_FLOWS_EVERY, self.advance_flows),
+            ]
+        else:
+            # At the same time: a storage that commits in batches reads once for both.
+            recovery = [self._every(self._recover_every, self.recover, self.advance_flows)]
         await asyncio.gather(
-            self._every(self._recover_every, self.recover),
-            self._every(max(self._recover_every, _FLOWS_EVERY), self.advance_flows),
+            *recovery,
             self._every(max(self._lease, _PURGE_EVERY), self.purge),
             self._every(_ORPHANS_EVERY, self.purge_orphans),
             self._every(_PROGRESS_EVERY, self.store_progress),
@@ -170,18 +177,25 @@ class Maintenance:
                 self._problems.report(activity.__name__, error)
                 await self._clock.sleep(_LONGEST_BACKOFF)
 
-    async def _every(self, seconds: float, activity: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, seconds: float, *activities: Callable[[], Awaitable[None]]) -> None:
+        """Repeat activities, all at the same time."""
         pause, failures = seconds, 0
         while True:
             # Jitter, so that workers that were started together do not do it all at the same time.
             await self._clock.sleep(pause * (1 - _JITTER * self._clock.random()))
-            try:
-                await activity()
+            if all(await asyncio.gather(*map(self._succeeds, activities))):
                 pause, failures = seconds, 0
-            except Exception as error:
-                self._problems.report(activity.__name__, error)
+            else:
                 failures += 1
                 pause = max(seconds, backoff(failures, first=seconds, longest=_LONGEST_BACKOFF))
+
+    async def _succeeds(self, activity: Callable[[], Awaitable[None]]) -> bool:
+        try:
+            await activity()
+        except Exception as error:
+            self._problems.report(activity.__name__, error)
+            return False
+        return True
 
 
 async def tasks_left(storage: BaseStorage) -> TasksLeft | None:
