@@ -19,6 +19,9 @@ pytest_plugins = ["omniq.testing.plugin"]
 
 TESTS = Path(__file__).parent
 
+DEEP_ON_SERVERS = {"acceptance", "faults", "schedules", "security", "serialization", "worker"}
+"""Folders whose tests run on servers only in `make deep`, unless they are marked with `on_servers`."""
+
 LONGEST_FILES = (
     "acceptance/test_worker_command.py",
     "security/test_closed_by_default.py",
@@ -128,9 +131,8 @@ def makes_no_deep_tests(config: pytest.Config) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        marker = item.get_closest_marker("deep_on")
         callspec = getattr(item, "callspec", None)
-        if marker and callspec and set(marker.args) & set(callspec.id.split("-")):
+        if callspec and _deep_parameters(item) & set(callspec.id.split("-")):
             item.add_marker(pytest.mark.deep)
     # Begun last, a long file would keep one process busy while the others wait.
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -138,6 +140,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: first.get(item.path, len(first) + (item.path not in slow)))
     if config.getoption("markexpr") == "deep":
         items[:] = _with_long_tests_first(items, config)
+
+
+def _deep_parameters(item: pytest.Item) -> set[str]:
+    """A test with one of these in its id is deep."""
+    marker = item.get_closest_marker("deep_on")
+    parameters = set(marker.args) if marker else set()
+    if item.path.parent.name in DEEP_ON_SERVERS and not item.get_closest_marker("on_servers"):
+        parameters |= {"postgres", "redis", "nats", "s3"}
+    return parameters
 
 
 def _with_long_tests_first(items: list[pytest.Item], config: pytest.Config) -> list[pytest.Item]:

@@ -15,7 +15,7 @@ from tests.faults.shared_stores import SHARED, url_of
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(120),
-    pytest.mark.deep_on("file", "postgres", "redis"),
+    pytest.mark.deep_on("file"),
 ]
 
 LEASE = ("--lease", "3")

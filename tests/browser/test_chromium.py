@@ -70,24 +70,27 @@ async def fail_some(queue, *texts):
     return [handle.id for handle in handles]
 
 
-async def test_every_page_opens_in_both_schemes_and_on_a_phone_and_is_accessible(browser, shop):
+@pytest.mark.deep_on("dark")
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+async def test_every_page_opens_in_both_schemes_and_on_a_phone_and_is_accessible(
+    browser, shop, scheme, width
+):
     (task_id,) = await fail_some(shop, "one")
     await shop.schedules.add("nightly", "shop.refresh_prices", cron="0 3 * * *")
     await shop.options(queue="mail").enqueue("shop.say", "x")
     errors: list[str] = []
-    for scheme, width in (("light", 1280), ("dark", 390)):
-        size = {"width": width, "height": 800}
-        async with opened(browser, shop, color_scheme=scheme, viewport=size) as (page, address):
-            page.on("console", lambda message: errors.append(message.text))
-            page.on("pageerror", lambda error: errors.append(str(error)))
-            for path in (*WITH_DETAILS, f"/tasks/{task_id}"):
-                await page.goto(address + path)
-                faults = await page.evaluate(CHECKS)
-                overflow = await page.evaluate(
-                    "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-                )
-                assert faults == [], (path, scheme, faults)
-                assert overflow <= 0, (path, width)
+    size = {"width": width, "height": 800}
+    async with opened(browser, shop, color_scheme=scheme, viewport=size) as (page, address):
+        page.on("console", lambda message: errors.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        for path in (*WITH_DETAILS, f"/tasks/{task_id}"):
+            await page.goto(address + path)
+            faults = await page.evaluate(CHECKS)
+            overflow = await page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert faults == [], (path, scheme, faults)
+            assert overflow <= 0, (path, width)
     assert errors == []
 
 

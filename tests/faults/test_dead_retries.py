@@ -21,7 +21,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.deep_on("postgres")
 @pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.deep)])
 async def test_two_processes_that_retry_a_dead_letter_at_once_enqueue_it_once(url, rounds):
     ids = await create_dead_letters(url, rounds)

@@ -37,7 +37,6 @@ def exit_codes(url: str, failpoints: list[str]) -> list[int]:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.deep_on("postgres", "redis")
 @pytest.mark.parametrize(
     "parent",
     [

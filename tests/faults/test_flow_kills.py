@@ -136,7 +136,7 @@ async def kill_and_check(url: str, folder: Path, kills: int) -> None:
 
 
 @pytest.mark.fault("F92")
-@pytest.mark.deep_on("postgres", "redis", "file", "nats")
+@pytest.mark.deep_on("file")
 @pytest.mark.timeout(180)
 async def test_no_callback_is_lost_or_doubled_when_workers_die(url: str, tmp_path: Path) -> None:
     await kill_and_check(url, tmp_path, kills=10)

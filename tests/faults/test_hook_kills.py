@@ -20,7 +20,7 @@ from tests.faults.shared_stores import SHARED, url_of
 LEASE = 0.6
 LONGEST_WAIT = 30.0
 
-pytestmark = pytest.mark.deep_on("file", "postgres", "redis")
+pytestmark = pytest.mark.deep_on("file")
 
 
 class Workers:

@@ -108,7 +108,6 @@ def check(fleet: Fleet, runs: list[Run], tasks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.deep_on("postgres", "redis")
 @pytest.mark.timeout(120)
 async def test_limits_are_exact_while_a_worker_is_killed(fleet, tmp_path):
     runs = await run_all(fleet, tmp_path, tasks=120, kills=1)

@@ -51,7 +51,6 @@ def worker(tmp_path: Path, url: str) -> Iterator[WorkerCommand]:
 
 
 @pytest.mark.slow
-@pytest.mark.deep_on("postgres", "redis")
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F06", "F07")
 def test_a_task_that_kills_its_workers_becomes_a_dead_letter_after_three_crashes(

@@ -171,7 +171,6 @@ def check(effects: Effects) -> None:
     assert len(steps) - STEPS <= len(claims) - 1, f"more was repeated than crashed: {effects}"
 
 
-@pytest.mark.deep_on("postgres", "redis")
 @pytest.mark.timeout(120)
 async def test_a_step_is_repeated_at_most_once_for_each_crash(url, workers, tmp_path):
     await kill_and_check(url, workers, tmp_path, kills=12)

@@ -138,7 +138,6 @@ async def check(payments: Payments, queue: AsyncTaskQueue, ids: list[str]) -> in
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.deep_on("postgres")
 @pytest.mark.parametrize(
     "kills", [pytest.param(5, id="some"), pytest.param(100, id="many", marks=pytest.mark.deep)]
 )

@@ -245,6 +245,7 @@ async def test_an_opening_that_is_cancelled_at_any_reply_leaves_no_connection(pl
 
 
 @pytest.mark.slow
+@pytest.mark.deep_on("nats")
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F35")
 async def test_a_pool_whose_connections_are_cut_runs_each_task_once(place_on_server):

@@ -177,7 +177,6 @@ def check(url: str, folder: Path, times: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F85")
-@pytest.mark.deep_on("postgres", "redis")
 def test_each_nominal_time_fires_once_while_two_workers_alternate(url: str, folder: Path) -> None:
     check(url, folder, 20)
 
@@ -196,7 +195,6 @@ def test_each_nominal_time_fires_once_while_two_workers_alternate_200_times(
     "failpoint", ["schedule.before_fire", "file.record.after_commit", "schedule.after_fire"]
 )
 @pytest.mark.fault("F85")
-@pytest.mark.deep_on("redis")
 def test_a_worker_that_dies_while_it_fires_loses_and_repeats_no_time(
     url: str, folder: Path, failpoint: str
 ) -> None:

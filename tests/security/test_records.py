@@ -231,7 +231,7 @@ async def test_a_damaged_task_becomes_a_dead_letter_and_blocks_no_other_task(sto
         assert letter.failure_reason == "undecodable"
 
 
-@pytest.mark.deep_on("file", "sqlite", "postgres")
+@pytest.mark.deep_on("file", "sqlite")
 @pytest.mark.security("S04")
 @pytest.mark.timeout(60)
 async def test_a_verb_ends_when_a_value_of_its_task_is_empty(store_url):

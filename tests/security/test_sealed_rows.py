@@ -97,7 +97,6 @@ CHANGES: dict[str, Callable[[Row], Any]] = {
 
 @pytest.mark.security("S62")
 @pytest.mark.parametrize("field", CHANGES)
-@pytest.mark.deep_on("postgres", "redis")
 async def test_a_row_that_differs_from_its_sealed_body_does_not_run(open_store, settings, field):
     async with open_store(settings) as storage:
         await storage.enqueue(a_guarded_task(storage.clock.now()))

@@ -138,7 +138,6 @@ def _length(data: bytes) -> bytes:
 @pytest.mark.security("S37")
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("method", ["signing_key", "encryption_key"])
-@pytest.mark.deep_on("postgres", "redis")
 async def test_sealed_bytes_are_refused_in_every_other_place(store_url, method):
     """Each place gets the bytes of another record of its kind, and those of one other kind."""
     refused, places = await transplant(store_url, method, others=2)

@@ -92,7 +92,6 @@ def check_outage(recorder: RunRecorder, values: list[int], attempts: dict[int, i
 
 
 @pytest.mark.slow
-@pytest.mark.deep_on("postgres", "redis")
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F90", "F91")
 async def test_during_an_outage_a_breaker_lets_one_probe_per_interval_through_and_loses_no_task(

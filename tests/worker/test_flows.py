@@ -25,7 +25,7 @@ from tests.worker import flow_tasks as tasks
 from tests.worker.conftest import Store
 from tests.worker.recorder import PATIENCE
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.deep_on("file", "redis")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.deep_on("file")]
 
 
 @pytest.fixture

@@ -103,12 +103,12 @@ async def test_the_output_of_a_task_in_a_child_is_visible(queue, capfd):
 
 
 async def test_a_task_does_not_see_the_keys_of_the_store(queue, monkeypatch):
-    monkeypatch.setenv("OMNIQ_URL", "postgresql://me:secret@db/x")
-    monkeypatch.setenv("OMNIQ_SIGNING_KEY", "secret")
+    monkeypatch.setenv("OMNIQ_URL", "postgresql://me:hidden-word@db/x")
+    monkeypatch.setenv("OMNIQ_SIGNING_KEY", "hidden-word")
     monkeypatch.setenv("COLOUR", "green")
     environment = await run(queue, tasks.environment)
 
-    assert "secret" not in str(environment)
+    assert "hidden-word" not in str(environment)
     assert environment["COLOUR"] == "green"
     assert environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
 

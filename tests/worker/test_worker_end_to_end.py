@@ -22,6 +22,8 @@ from tests.worker import sample_tasks
 from tests.worker.conftest import Store
 from tests.worker.recorder import RunRecorder, a_while, blocking_until, until
 
+pytestmark = pytest.mark.on_servers
+
 
 @pytest.fixture
 def caller(store: Store) -> Iterator[TaskQueue]:

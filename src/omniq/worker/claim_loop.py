@@ -25,6 +25,7 @@ from omniq.worker.refused_outcomes import RefusedOutcomes
 from omniq.worker.running_tasks import RunningTasks
 from omniq.worker.stats_recorder import StatsRecorder
 from omniq.worker.unknown_functions import UnknownFunctions
+from omniq.worker.waiting_counter import WaitingCounter
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.05, 5.0
 _LONGEST_BACKOFF_AT_STOP = 0.25
@@ -37,12 +38,6 @@ _REPORT_PAUSE = 60.0
 
 _MANY_SLOTS = 16
 """With fewer slots one call claims for all of them; dividing them would only add round trips."""
-
-_COUNT_PAUSE, _COUNT_SHARE = 0.01, 50
-"""Counting the queue takes at most one part in `_COUNT_SHARE` of the time."""
-
-_IDLE_COUNT_PAUSE = 10.0
-"""Seconds between two counts while nothing waits and claims return nothing."""
 
 
 def _concurrent_calls(storage: BaseStorage) -> int:
@@ -96,8 +91,7 @@ class ClaimLoop:
             poll_interval=poll_interval,
         )
         self._claim_sent = asyncio.Event()
-        self._count_is_old = asyncio.Event()
-        self._idle_count_at = 0.0
+        self.counter = WaitingCounter(storage, stats)
         self._failures = 0
         self._drained: asyncio.Future[None] | None = None
         self._refused = RefusedOutcomes(storage, stats, problems.report_final, self.on_lease_lost)
@@ -240,8 +234,7 @@ class ClaimLoop:
 
     def _after_claim(self, call: Call, claimed: Sequence[Task]) -> None:
         if not claimed:
-            if self._stats.queued or self._clock.monotonic() >= self._idle_count_at:
-                self._count_is_old.set()
+            self.counter.claimed(0)
             if self._events.wants(events.PollEmpty):
                 self._events.emit(events.PollEmpty(owner=self._storage.owner))
             return
@@ -256,7 +249,7 @@ class ClaimLoop:
         for task_id in call.cancelled:
             self._running.cancel(task_id)
         # After the tasks have started, which would have to wait for the count otherwise.
-        self._count_is_old.set()
+        self.counter.claimed(len(claimed))
 
     # When the storage fails
 
@@ -343,17 +336,6 @@ class ClaimLoop:
             self._claim_sent.clear()
             await self._claim_sent.wait()
             self._wake_up()
-
-    async def count_queue(self) -> None:
-        """Count what waits after each claim, with a small part of the storage's time."""
-        while True:
-            await self._count_is_old.wait()
-            self._count_is_old.clear()
-            began = self._clock.monotonic()
-            self._stats.counted(await self._storage.count_waiting())
-            took = self._clock.monotonic() - began
-            self._idle_count_at = began + _IDLE_COUNT_PAUSE
-            await self._clock.sleep(max(_COUNT_PAUSE, took * _COUNT_SHARE))
 
     async def end_unknown(self) -> bool:
         """End the tasks that no live worker has had for too long; returns whether there were any."""

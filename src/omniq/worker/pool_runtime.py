@@ -355,7 +355,7 @@ class PoolRuntime:
         assert maintenance is not None
         parts.start_loops(
             listen=claim_loop.listen,
-            count=claim_loop.count_queue,
+            count=claim_loop.counter.run,
             sweep=lambda: running.sweep(storage, margin_of(self._config.lease)),
             maintenance=maintenance.run,
             scheduling=self._schedule_loop.run,
