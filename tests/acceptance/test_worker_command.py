@@ -59,6 +59,7 @@ def run_once(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 # Running tasks
 
 
+@pytest.mark.deep_on("2")
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_worker_runs_any_function_of_its_modules_from_the_current_folder(
     run_worker, queue, processes
@@ -226,6 +227,7 @@ def test_a_traceback_is_shown_only_when_asked_for(folder):
 # Stopping
 
 
+@pytest.mark.deep_on("2")
 @pytest.mark.parametrize(
     ("number", "processes"), [(signal.SIGTERM, "1"), (signal.SIGINT, "1"), (signal.SIGTERM, "2")]
 )

@@ -17,6 +17,8 @@ from tests.browser.served import PAGES, SECRET, served
 from tests.security.attacks import ATTACKS
 
 pytestmark = [
+    # Starting a browser takes as long as a hundred other tests.
+    pytest.mark.deep,
     pytest.mark.skipif(
         bool(chromium.missing()), reason=chromium.missing() or "Chromium is installed"
     ),
@@ -70,7 +72,6 @@ async def fail_some(queue, *texts):
     return [handle.id for handle in handles]
 
 
-@pytest.mark.deep_on("dark")
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 async def test_every_page_opens_in_both_schemes_and_on_a_phone_and_is_accessible(
     browser, shop, scheme, width
@@ -106,7 +107,6 @@ async def test_counts_update_while_a_worker_runs(browser, shop):
     assert shown == "20"
 
 
-@pytest.mark.deep
 async def test_the_page_polls_when_the_stream_is_refused(browser, shop):
     async with served(shop) as (address, _):
         context = await browser.new_context()
@@ -121,7 +121,6 @@ async def test_the_page_polls_when_the_stream_is_refused(browser, shop):
         await context.close()
 
 
-@pytest.mark.deep
 async def test_filters_limit_the_list_of_tasks(browser, shop):
     await shop.options(queue="mail").enqueue("shop.say", "x")
     await shop.enqueue("shop.refresh_prices")
@@ -154,7 +153,6 @@ async def test_bulk_retry_retries_only_the_selected_tasks(browser, shop):
     assert statuses == [TaskStatus.PENDING, TaskStatus.FAILED, TaskStatus.PENDING]
 
 
-@pytest.mark.deep
 async def test_a_retry_with_edited_arguments_runs_with_them(browser, shop):
     (task_id,) = await fail_some(shop, "one")
     async with opened(browser, shop) as (page, address):
@@ -168,7 +166,6 @@ async def test_a_retry_with_edited_arguments_runs_with_them(browser, shop):
     assert result.result == "it works now"
 
 
-@pytest.mark.deep
 async def test_no_task_of_a_paused_queue_runs(browser, shop):
     handle = await shop.options(queue="mail").enqueue("shop.say", "x")
     async with opened(browser, shop) as (page, address):
@@ -186,7 +183,6 @@ async def test_no_task_of_a_paused_queue_runs(browser, shop):
     assert (held, done) == (TaskStatus.PENDING, TaskStatus.SUCCESS)
 
 
-@pytest.mark.deep
 async def test_a_purge_needs_the_name_of_the_queue(browser, shop):
     handle = await shop.options(queue="mail").enqueue("shop.say", "x")
     async with opened(browser, shop) as (page, address):
@@ -240,7 +236,6 @@ async def test_the_content_security_policy_blocks_an_injected_script(browser, sh
     assert blocked[1] is True
 
 
-@pytest.mark.deep
 async def test_every_page_can_be_read_without_javascript(browser, shop):
     (task_id,) = await fail_some(shop, "one")
     async with opened(browser, shop, java_script_enabled=False) as (page, address):
@@ -255,7 +250,6 @@ async def test_every_page_can_be_read_without_javascript(browser, shop):
     assert all(len(text) > 20 for text in texts.values())
 
 
-@pytest.mark.deep
 async def test_the_keyboard_reaches_the_content_and_the_search(browser, shop):
     async with opened(browser, shop) as (page, address):
         await page.goto(f"{address}/tasks")
@@ -269,7 +263,6 @@ async def test_the_keyboard_reaches_the_content_and_the_search(browser, shop):
     assert focused == "q"
 
 
-@pytest.mark.deep
 async def test_a_selected_checkbox_survives_a_refresh(browser, shop):
     handle = await shop.enqueue("shop.say", "x")
     async with opened(browser, shop) as (page, address):
@@ -287,7 +280,6 @@ async def test_a_selected_checkbox_survives_a_refresh(browser, shop):
     assert (await shop.get_task(handle.id)).status is TaskStatus.CANCELLED
 
 
-@pytest.mark.deep
 async def test_a_link_from_another_site_opens_its_task_after_the_sign_in(browser, shop):
     """A deep link, as a chat or a mail has it, works with and without a session."""
     handle = await shop.enqueue("shop.say", "x")
@@ -314,7 +306,6 @@ async def test_a_link_from_another_site_opens_its_task_after_the_sign_in(browser
     assert [(each["sameSite"], each["httpOnly"]) for each in cookies] == [("Lax", True)]
 
 
-@pytest.mark.deep
 async def test_the_message_of_an_action_is_shown_once(browser, shop):
     """The message of an action is in a cookie, which the next page deletes."""
     await shop.options(queue="mail").enqueue("shop.say", "x")

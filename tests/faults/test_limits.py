@@ -107,6 +107,7 @@ def check(fleet: Fleet, runs: list[Run], tasks: int) -> None:
     assert most_at_once(spans) == AT_ONCE
 
 
+@pytest.mark.deep_on("file")
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_limits_are_exact_while_a_worker_is_killed(fleet, tmp_path):

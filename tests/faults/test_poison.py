@@ -50,6 +50,7 @@ def worker(tmp_path: Path, url: str) -> Iterator[WorkerCommand]:
     print(command.text)
 
 
+@pytest.mark.deep_on("file")
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F06", "F07")

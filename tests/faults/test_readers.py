@@ -43,6 +43,7 @@ def kill(worker: subprocess.Popen[bytes]) -> None:
     worker.stdout.close()
 
 
+@pytest.mark.deep_on("file")
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F100")

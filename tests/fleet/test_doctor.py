@@ -149,6 +149,7 @@ def test_the_doctor_reports_the_guarantees_of_a_durable_postgresql(doctor):
     assert any("18" in value for value, _ in findings.values())
 
 
+@pytest.mark.deep
 @needs_postgres
 @pytest.mark.parametrize("setting", ["fsync", "synchronous_commit"])
 def test_the_doctor_warns_of_a_postgresql_that_may_lose_acknowledged_tasks(doctor, setting):

@@ -36,6 +36,7 @@ def test_a_wrong_password_ends_a_worker_with_one_line(start_server, start_worker
     assert "Traceback" not in command.text
 
 
+@pytest.mark.deep_on("postgres", "nats")
 def test_a_wrong_password_ends_a_worker_of_several_processes_with_one_line(
     start_server, start_worker
 ):
@@ -68,6 +69,7 @@ def test_a_server_that_evicts_keys_ends_a_worker_with_one_line(start_worker):
     assert "noeviction" in line
 
 
+@pytest.mark.deep_on("postgres", "nats")
 @pytest.mark.fault("F48", "F98")
 def test_a_worker_waits_for_a_server_that_is_down(start_server, start_worker, tmp_path):
     server = start_server()

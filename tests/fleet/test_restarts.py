@@ -124,7 +124,7 @@ def check_nothing_is_lost(server: Server, folder: Path, producer: Producer) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.deep_on("postgres")
+@pytest.mark.deep_on("nats", "postgres")
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F31")
 def test_workers_resume_when_a_killed_server_is_back(start_server, start_worker, tmp_path):

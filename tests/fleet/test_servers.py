@@ -59,6 +59,7 @@ def wait_until_gone(pid: int, folder: Path) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.deep_on("PostgresServer")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_a_server_ends_with_the_process_that_started_it(kind, end):
@@ -76,6 +77,7 @@ def test_a_server_ends_with_the_process_that_started_it(kind, end):
     wait_until_gone(int(pid), Path(folder))
 
 
+@pytest.mark.deep_on("PostgresServer")
 @pytest.mark.timeout(120)
 def test_a_shared_server_is_started_once_and_ends_with_its_last_user(kind):
     # Not in pytest's folder, which other users cannot enter.
@@ -117,6 +119,7 @@ def test_a_durable_redis_still_has_acknowledged_tasks_after_sigkill_and_restart(
             assert client.get("key") == b"value"
 
 
+@pytest.mark.deep_on("16")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("version", [16, 18])
 @pytest.mark.fault("F39")
@@ -139,6 +142,7 @@ async def test_a_durable_postgresql_still_has_acknowledged_tasks_after_sigkill_a
         await reader.close()
 
 
+@pytest.mark.deep_on("PostgresServer")
 @pytest.mark.timeout(120)
 def test_a_server_has_the_same_address_after_a_restart(kind):
     server: Server = kind()

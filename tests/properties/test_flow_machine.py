@@ -14,7 +14,7 @@ from tests.storage.memory_log import MemoryLogStore
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("open_store", "examples"),
-    [(MemoryStore, 25), (sqlite_store, 5), (file_store, 4), (MemoryLogStore, 8)],
+    [(MemoryStore, 20), (sqlite_store, 3), (file_store, 2), (MemoryLogStore, 4)],
     ids=["memory", "sqlite", "file", "log"],
 )
 def test_a_backend_runs_flows_as_the_model_says(open_store: OpenStore, examples: int) -> None:

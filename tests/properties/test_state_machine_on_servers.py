@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import nats
@@ -134,49 +135,46 @@ def open_on_postgres(postgres_server_url: str) -> Iterator[OpenStore]:
     schema.drop()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_redis_answers_as_the_model_does(redis_server_url: str) -> None:
-    run_state_machine(partial(RedisStore, redis_server_url), examples=10, steps=50)
-
-
-@pytest.mark.deep
-@pytest.mark.timeout(1200)
-def test_redis_answers_as_the_model_does_in_long_runs(redis_server_url: str) -> None:
-    run_state_machine(partial(RedisStore, redis_server_url), examples=LONG_RUN_EXAMPLES, steps=100)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_nats_answers_as_the_model_does(nats_server_url: str) -> None:
-    run_state_machine(partial(NatsStore, nats_server_url), examples=8, steps=50)
-
-
-@pytest.mark.deep
-@pytest.mark.timeout(1500)
-def test_nats_answers_as_the_model_does_in_long_runs(nats_server_url: str) -> None:
-    run_state_machine(partial(NatsStore, nats_server_url), examples=FEWER_EXAMPLES, steps=100)
+@pytest.fixture
+def open_store(request: pytest.FixtureRequest, server: str) -> OpenStore:
+    match server:
+        case "postgres":
+            opened: OpenStore = request.getfixturevalue("open_on_postgres")
+            return opened
+        case "redis":
+            store: Any = RedisStore
+        case "nats":
+            store = NatsStore
+        case "s3":
+            store = S3Store
+    return partial(store, request.getfixturevalue(f"{server}_server_url"))
 
 
 @pytest.mark.slow
+@pytest.mark.deep_on("nats", "postgres", "s3")
 @pytest.mark.timeout(300)
-def test_postgresql_answers_as_the_model_does(open_on_postgres: OpenStore) -> None:
-    run_state_machine(open_on_postgres, examples=8, steps=50)
+@pytest.mark.parametrize(
+    ("server", "examples", "steps"),
+    [("redis", 10, 50), ("nats", 8, 50), ("postgres", 8, 50), ("s3", 3, 40)],
+)
+def test_a_server_answers_as_the_model_does(
+    open_store: OpenStore, examples: int, steps: int
+) -> None:
+    run_state_machine(open_store, examples=examples, steps=steps)
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(1500)
-def test_postgresql_answers_as_the_model_does_in_long_runs(open_on_postgres: OpenStore) -> None:
-    run_state_machine(open_on_postgres, examples=LONG_RUN_EXAMPLES, steps=100)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_s3_answers_as_the_model_does(s3_server_url: str) -> None:
-    run_state_machine(partial(S3Store, s3_server_url), examples=3, steps=40)
-
-
-@pytest.mark.deep
-@pytest.mark.timeout(1500)
-def test_s3_answers_as_the_model_does_in_long_runs(s3_server_url: str) -> None:
-    run_state_machine(partial(S3Store, s3_server_url), examples=FEWER_EXAMPLES, steps=100)
+@pytest.mark.parametrize(
+    ("server", "examples"),
+    [
+        ("redis", LONG_RUN_EXAMPLES),
+        ("postgres", LONG_RUN_EXAMPLES),
+        ("nats", FEWER_EXAMPLES),
+        ("s3", FEWER_EXAMPLES),
+    ],
+)
+def test_a_server_answers_as_the_model_does_in_long_runs(
+    open_store: OpenStore, examples: int
+) -> None:
+    run_state_machine(open_store, examples=examples, steps=100)

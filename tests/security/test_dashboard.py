@@ -235,6 +235,7 @@ async def enqueue_attack(queue: AsyncTaskQueue, attack: str) -> str:
     return handle.id
 
 
+@pytest.mark.deep_on("25", "50", "75")
 @pytest.mark.parametrize("start", range(0, len(ATTACKS), 25))
 async def test_s13_an_attack_in_any_field_stays_text(queue, client, start):
     for attack in ATTACKS[start : start + 25]:
@@ -248,6 +249,7 @@ async def test_s13_an_attack_in_any_field_stays_text(queue, client, start):
         await queue.dead.delete(task_id)
 
 
+@pytest.mark.deep_on("25", "50", "75")
 @pytest.mark.parametrize("start", range(0, len(ATTACKS), 25))
 async def test_s13_an_attack_in_a_query_stays_text(client, start):
     for attack in ATTACKS[start : start + 25]:

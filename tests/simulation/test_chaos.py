@@ -17,6 +17,7 @@ def run_chaos(backend: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_killed_workers_lose_nothing():

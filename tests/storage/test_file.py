@@ -169,6 +169,7 @@ async def test_a_single_storage_leaves_no_temporary_files(storage, folder):
 # Several processes and storages
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("durability", ["os", pytest.param("power", marks=pytest.mark.deep)])

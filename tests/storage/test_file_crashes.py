@@ -37,7 +37,7 @@ PASSES = {
 """How often the victim passes each failpoint."""
 
 ALL = [(place, nth) for place, times in PASSES.items() for nth in range(1, times + 1)]
-SOME = [(place, nth) for place, nth in ALL if nth % 5 == 1]
+SOME = [(place, nth) for place, nth in ALL if nth % 10 == 1]
 
 
 def run_victim(folder: Path, failpoints: str, *more: str) -> tuple[int, list[list[str]]]:
@@ -125,6 +125,7 @@ async def assert_killed_without_harm(place: str, nth: int, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.deep_on("4", "7")
 @pytest.mark.parametrize("place", ["file.recover.before_part", "file.recover.after_part"])
 @pytest.mark.parametrize("nth", [1, 4, 7])
 @pytest.mark.fault("F27")

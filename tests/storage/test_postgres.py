@@ -79,6 +79,7 @@ def success(task):
 # Setting up
 
 
+@pytest.mark.deep
 @pytest.mark.fault("F98")
 def test_many_processes_may_set_up_a_database_at_the_same_time(postgres_url):
     script = (

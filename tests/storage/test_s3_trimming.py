@@ -129,7 +129,7 @@ def check_model(examples: int) -> None:
 
 @pytest.mark.slow
 def test_no_acknowledged_commit_is_lost_in_the_model():
-    check_model(150)
+    check_model(60)
 
 
 @pytest.mark.deep

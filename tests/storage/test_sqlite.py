@@ -305,6 +305,7 @@ def start(code, *arguments, **environment):
     )
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F98")

@@ -91,6 +91,7 @@ def check_outage(recorder: RunRecorder, values: list[int], attempts: dict[int, i
     assert len(recorder.times("called")) == TASKS + len(refused)
 
 
+@pytest.mark.deep_on("file", "sqlite")
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F90", "F91")
