@@ -22,9 +22,9 @@ export PIP_ROOT_USER_ACTION := ignore
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/.cache/pycache
 
-# Tests of one file stay in one process: they share what the file sets up. Three processes for each
-# core, since most tests wait for a server, a lease or a signal half of the time.
-WORKERS ?= $(shell $(BIN)/python -c 'import os; print(3 * (os.cpu_count() or 2))' 2>/dev/null || echo 6)
+# Tests of one file stay in one process: they share what the file sets up. Five processes for two
+# cores, since most tests wait for a server, a lease or a signal half of the time.
+WORKERS ?= $(shell $(BIN)/python -c 'import os; print(5 * (os.cpu_count() or 2) // 2)' 2>/dev/null || echo 5)
 # RERUN=1: if only a few tests fail, they are run again, alone, and must pass then.
 RUN := $(BIN)/python -m $(if $(RERUN),tests.rerun_failed,pytest) -q
 PYTEST := $(RUN) -n $(WORKERS) --dist loadfile --no-loadscope-reorder

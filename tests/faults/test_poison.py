@@ -80,3 +80,16 @@ def test_a_task_that_kills_its_workers_becomes_a_dead_letter_after_three_crashes
     assert counted.by_status[TaskStatus.SUCCESS] == GOOD
     # One process was replaced for each crash, and no more.
     assert sum("process.ended" in line for line in worker.lines) == 3
+
+
+@pytest.mark.fault("F06")
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_task_that_ends_a_process_in_its_first_moment_does_not_end_the_worker(
+    worker, url, tmp_path
+):
+    with TaskQueue(url) as queue:
+        poison = queue.enqueue("poisonous.poison", str(tmp_path / "crashes"), "exit")
+        wait_until(lambda: queue.dead.get(poison.id), "a dead letter", within=40)
+        good = queue.enqueue("poisonous.good", 1)
+
+        assert good.result(timeout=20) == 1

@@ -43,7 +43,7 @@ def drain(url: str, folder: Path, start_worker: StartWorker, count: int, patienc
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.deep_on("nats", "postgres")
+@pytest.mark.deep_on("nats", "postgres", "redis")
 @pytest.mark.parametrize("url", KINDS, indirect=True)
 @pytest.mark.fault("F25")
 def test_eight_processes_run_each_task_once(url, tmp_path, start_worker):

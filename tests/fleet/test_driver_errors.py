@@ -29,6 +29,7 @@ async def execute(server: PostgresServer, *statements: str) -> None:
     await connection.close()
 
 
+@pytest.mark.deep
 async def test_a_spell_without_a_primary_costs_no_outcome_and_raises_storage_errors():
     """As when both servers are standbys for a while, and the URL asks for one that can be written to."""
     pytest.importorskip("omniq.storage.postgres")
@@ -64,6 +65,7 @@ async def test_a_spell_without_a_primary_costs_no_outcome_and_raises_storage_err
     assert counts["spell"] == TASKS
 
 
+@pytest.mark.deep_on("PostgresServer")
 @pytest.mark.parametrize("kind", [PostgresServer, RedisServer])
 async def test_an_outage_of_the_server_is_reported_once(kind):
     emitted: list[Event] = []

@@ -59,7 +59,7 @@ def file_store(clock: ManualClock, settings: Settings, max_pending: int | None) 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("open_store", "examples"),
-    [(MemoryStore, 30), (sqlite_store, 12), (file_store, 10), (MemoryLogStore, 15)],
+    [(MemoryStore, 30), (sqlite_store, 8), (file_store, 7), (MemoryLogStore, 10)],
     ids=["memory", "sqlite", "file", "log"],
 )
 def test_a_backend_answers_as_the_model_does(open_store: OpenStore, examples: int) -> None:

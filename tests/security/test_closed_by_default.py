@@ -233,6 +233,9 @@ def entry_with_modules(entry: Any, modules: tuple[str, ...]) -> Any:
     )
 
 
+@pytest.mark.deep_on(
+    "tests.security", "tests.security.shop_package,tests.security.shop_package.helpers"
+)
 @pytest.mark.security("S32")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import pytest
 from tests.security.fuzz_rows import fuzz_rows
 
 
+@pytest.mark.deep_on("file")
 @pytest.mark.slow
 @pytest.mark.security("S39")
 @pytest.mark.timeout(120)

@@ -89,7 +89,7 @@ async def scenario(simulation: Simulation) -> list[tuple[TaskStatus, int]]:
         return ends
 
 
-@pytest.mark.deep_on("2", "3", "4", "5")
+@pytest.mark.deep_on("1", "2", "3", "4", "5")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_every_flow_ends_with_its_result(seed: int) -> None:

@@ -211,6 +211,7 @@ def test_metrics_may_be_written_from_many_threads():
     assert (numbers["total_submitted"], numbers["total_completed"]) == (8000, 8000)
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_a_pool_of_three_stays_within_its_memory():
     """In a separate process, compared with the same imports without a pool."""

@@ -35,6 +35,7 @@ from omniq.events import (
     WorkerAdvice,
     WorkerDrained,
     WorkerRecycling,
+    WorkerStarted,
     WorkerStopRequested,
     WorkerStuck,
 )
@@ -67,7 +68,7 @@ _RELEASE_SECONDS = 0.4
 """How long a forced stop may take to release tasks; with the exit itself it is under a second."""
 
 
-_FOR_SUPERVISOR = (WorkerRecycling, WorkerStuck, WorkerStopRequested)
+_FOR_SUPERVISOR = (WorkerStarted, WorkerRecycling, WorkerStuck, WorkerStopRequested)
 """The events that the supervisor acts on."""
 
 
@@ -158,12 +159,15 @@ class PoolProcess:
         *,
         lifespan: Lifespan | str | None = None,
         middleware: Sequence[Middleware | str] = (),
+        before_claims: Callable[[], object] = lambda: None,
     ) -> None:
         """`deaths`: how other workers of this machine died; the caller adds to it.
 
-        `address`: where the storage is, for people.
+        `address`: where the storage is, for people. `before_claims` is called when it has started, before
+        the first claim.
         """
         self._address = address
+        self._before_claims = before_claims
         self._storage = storage
         self._clock = storage.clock
         self._config = config
@@ -354,6 +358,8 @@ class PoolProcess:
 
     def _on_event(self, event: Event) -> None:
         match event:
+            case WorkerStarted():
+                self._before_claims()
             case WorkerRecycling():
                 self._notify(Recycle())
             case WorkerStuck(id=task_id):

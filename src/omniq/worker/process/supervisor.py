@@ -152,6 +152,8 @@ class Worker:
         self._error: BaseException | None = None
         self.deaths: dict[int, str] = {}
         """How other workers of this machine died, by their process ids."""
+        self.before_claims: Callable[[], object] = lambda: None
+        """Called in the pool's thread before the first claim: a task may end this process at any time after it."""
         self.is_ready = False
         """Whether the worker claims tasks: started, and not stopped."""
         self.needs_restart = False
@@ -289,6 +291,7 @@ class Worker:
             self._address(),
             lifespan=self._lifespan,
             middleware=self._middleware,
+            before_claims=self.before_claims,
         )
 
     def _address(self) -> str:

@@ -68,7 +68,9 @@ def _run(config: WorkerChildConfig, sock: socket.socket, commands: BufferedReade
         # With what only a supervisor decides.
         worker.config = worker_config
         threading.Thread(target=_follow_commands, args=(worker, commands), daemon=True).start()
-        code = worker.run(on_ready=lambda: _report_ready(sock))
+        # A child that ends before this has failed to start, and is not replaced.
+        worker.before_claims = lambda: _report_ready(sock)
+        code = worker.run()
     except OmniqError as error:
         console.exit_process(console.report_error(error))
     if worker.needs_restart:
