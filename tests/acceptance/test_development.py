@@ -135,6 +135,7 @@ def test_a_signal_during_a_restart_ends_the_worker(run_worker, queue, folder):
     assert handle.status() is TaskStatus.SUCCESS
 
 
+@pytest.mark.deep_on("INT")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
 def test_a_signal_while_the_process_is_replaced_ends_it_without_a_traceback(
     run_worker, folder, number
@@ -411,6 +412,7 @@ def test_the_help_shows_the_defaults(folder):
 # What several processes say
 
 
+@pytest.mark.deep
 def test_one_of_several_processes_says_what_the_worker_runs(run_worker, queue, folder):
     (folder / "empty.py").write_text("")
     worker = run_worker("--processes", "3", modules=("tasks", "empty"))

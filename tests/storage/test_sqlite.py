@@ -271,6 +271,7 @@ async def test_no_connection_runs_a_checkpoint_automatically(storage):
 # Processes
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.fault("F25")

@@ -39,7 +39,7 @@ from omniq.testing.manual import AsyncManualQueue
 from tests.worker import enqueueing_tasks as tasks
 from tests.worker.recorder import PATIENCE
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.deep_on("file")]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.deep_on("file", "sqlite")]
 
 LEAF, OTHER = f"{tasks.__name__}.leaf", f"{tasks.__name__}.other_leaf"
 
