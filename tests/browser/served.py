@@ -27,6 +27,8 @@ PAGES = (
     "/schedules",
     "/schedules/new",
     "/queues",
+    "/flows",
+    "/events",
     "/functions",
     "/limits",
     "/audit",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from omniq import AsyncTaskQueue
+from omniq import AsyncTaskQueue, Flow
 from omniq.models import TaskStatus
 from tests.browser import chromium
 from tests.browser.served import PAGES, SECRET, served
@@ -79,12 +79,15 @@ async def test_every_page_opens_in_both_schemes_and_on_a_phone_and_is_accessible
     (task_id,) = await fail_some(shop, "one")
     await shop.schedules.add("nightly", "shop.refresh_prices", cron="0 3 * * *")
     await shop.options(queue="mail").enqueue("shop.say", "x")
+    flow = Flow("greet")
+    flow.options(after=[flow.add("hello", "shop.say", "x")]).add("goodbye", "shop.say", "y")
+    started = await shop.start(flow)
     errors: list[str] = []
     size = {"width": width, "height": 800}
     async with opened(browser, shop, color_scheme=scheme, viewport=size) as (page, address):
         page.on("console", lambda message: errors.append(message.text))
         page.on("pageerror", lambda error: errors.append(str(error)))
-        for path in (*WITH_DETAILS, f"/tasks/{task_id}"):
+        for path in (*WITH_DETAILS, f"/tasks/{task_id}", f"/flows/{started.id}"):
             await page.goto(address + path)
             faults = await page.evaluate(CHECKS)
             overflow = await page.evaluate(

@@ -159,6 +159,30 @@ class BackfillSchedule(ScheduleId, frozen=True, kw_only=True):
     end: Zoned
 
 
+class FlowId(ActionRequest, frozen=True, kw_only=True):
+    """A flow."""
+
+    id: Id
+
+
+class RetryFlow(FlowId, frozen=True, kw_only=True):
+    """A flow that did not succeed, and the node to run again, with all that come after it."""
+
+    node: Text | None = None
+
+
+class SendEvent(ActionRequest, frozen=True, kw_only=True):
+    """An event, its value, and the task or flow that waits for it; without `id`, all that wait for its name.
+
+    `text` is a value that is a text, without quotes.
+    """
+
+    id: Id | None = None
+    name: Id
+    value: Any = None
+    text: str | None = None
+
+
 class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
     """A message for people, the number of changes, and why others were refused (id to reason)."""
 
@@ -393,6 +417,25 @@ async def backfill_schedule(state: AppState, request: BackfillSchedule) -> Actio
     return ActionResult(message=f"{count_of(len(handles), 'task')} enqueued", done=len(handles))
 
 
+async def cancel_flow(state: AppState, request: FlowId) -> ActionResult:
+    if not await state.queue.flow(request.id).cancel():
+        raise InvalidValue(f"flow {request.id}: it has ended, or does not exist")
+    return ActionResult(message="1 flow cancelled")
+
+
+async def retry_flow(state: AppState, request: RetryFlow) -> ActionResult:
+    if not await state.queue.flow(request.id).retry(request.node):
+        raise InvalidValue(f"flow {request.id}: it has already been retried")
+    return ActionResult(message="1 flow retried")
+
+
+async def send_event(state: AppState, request: SendEvent) -> ActionResult:
+    value = request.value if request.text is None else request.text
+    if not await state.queue.send_event(request.name, value, to=request.id):
+        raise InvalidValue(f"event {request.name}: it already has a value, or the task has ended")
+    return ActionResult(message=f"Event {request.name} sent")
+
+
 ACTIONS = {
     action.path: action
     for action in (
@@ -418,6 +461,9 @@ ACTIONS = {
         Action("workers/restart", "Restart a worker", WorkerId, restart_worker),
         Action("schedules/put", "Add or replace a schedule", PutSchedule, put_schedule),
         Action("schedules/delete", "Delete a schedule", ScheduleId, delete_schedule),
+        Action("flows/cancel", "Cancel a flow and all of its nodes", FlowId, cancel_flow),
+        Action("flows/retry", "Run nodes of a flow again", RetryFlow, retry_flow),
+        Action("events/send", "Send an event to the task that waits for it", SendEvent, send_event),
         Action("queues/pause", "Pause a queue", QueueName, pause_queue),
         Action("queues/resume", "Resume a queue", QueueName, resume_queue),
         Action("queues/purge", "Cancel all waiting tasks of a queue", PurgeQueue, purge_queue),
@@ -453,7 +499,7 @@ def parse_form(action: Action, fields: Iterable[tuple[str, str]]) -> ActionReque
             continue
         if name == "ids":
             values.setdefault("ids", []).append(text)
-        elif name in ("args", "kwargs"):
+        elif name in ("args", "kwargs", "value"):
             values[name] = _json(name, text)
         elif name in ("start", "end", "eta"):
             values[name] = text if text.endswith("Z") or "+" in text else f"{text}Z"

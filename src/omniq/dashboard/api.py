@@ -9,11 +9,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from omniq.dashboard import actions, queries
+from omniq.dashboard import actions, flow_queries, queries
 from omniq.dashboard.app_state import AppState, state_of
 from omniq.dashboard.authorization import TOKEN_HEADER, perform_authorized, read_body
 from omniq.operations.doctor import check_storage
 from omniq.operations.explain import explain
+from omniq.operations.flow_view import flow_json
 from omniq.operations.health import breakers_of
 from omniq.operations.limits import limits_of
 from omniq.operations.task_detail import task_detail
@@ -97,6 +98,18 @@ async def limits(state: AppState, query: queries.NoQuery, path: dict[str, str]) 
     return {"limits": plain(await state.cached("limits", lambda: limits_of(state.storage)))}
 
 
+async def flows(state: AppState, query: flow_queries.FlowsQuery, path: dict[str, str]) -> Any:
+    return {"flows": plain(await flow_queries.flows_of(state, query))}
+
+
+async def flow(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
+    return flow_json(*await flow_queries.flow_of(state, path["flow_id"]))
+
+
+async def events(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
+    return {"events": plain(await flow_queries.events_of(state))}
+
+
 async def schedules(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
     views = await queries.list_schedules(state)
     return {"schedules": [queries.schedule_json(view) for view in views]}
@@ -121,6 +134,9 @@ ENDPOINTS = (
     Endpoint("/api/tasks/{task_id}/explanation", "Why a task does not run", _NO_QUERY, explanation),
     Endpoint("/api/dead", "A page of dead letters", queries.DeadQuery, dead),
     Endpoint("/api/dead/groups", "Dead letters by error", _NO_QUERY, groups),
+    Endpoint("/api/flows", "The newest flows", flow_queries.FlowsQuery, flows),
+    Endpoint("/api/flows/{flow_id}", "A flow with its nodes and edges", _NO_QUERY, flow),
+    Endpoint("/api/events", "The events that tasks wait for", _NO_QUERY, events),
     Endpoint("/api/workers", "Workers and their running tasks", _NO_QUERY, workers),
     Endpoint("/api/queues", "Queues", _NO_QUERY, queues),
     Endpoint("/api/schedules", "Schedules and their next times", _NO_QUERY, schedules),

@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from omniq import log
-from omniq.dashboard import api, history_pages, operator_pages, pages
+from omniq.dashboard import api, flow_pages, history_pages, operator_pages, pages
 from omniq.dashboard.actions import ACTIONS
 from omniq.dashboard.app_state import AppState, state_of
 from omniq.dashboard.authentication import Access, Session, is_token_of
@@ -116,6 +116,7 @@ def _routes() -> list[Route]:
         Route("/schedules", pages.schedules, methods=get),
         Route("/queues", pages.queues, methods=get),
         *history_pages.ROUTES,
+        *flow_pages.ROUTES,
         Route("/storage", pages.storage, methods=get),
         Route("/login", login, methods=get),
         Route("/login", sign_in, methods=["POST"]),

@@ -35,6 +35,7 @@ from omniq.errors import InvalidValue
 from omniq.models import Schedule, TaskStatus
 from omniq.operations.doctor import check_storage
 from omniq.operations.explain import explain
+from omniq.operations.flow_view import flow_that_has
 from omniq.operations.overview import QueueInfo
 from omniq.operations.redaction import redacted, without_secrets
 from omniq.operations.run_history import History, range_of
@@ -189,10 +190,12 @@ async def task(request: Request) -> Response:
     state = state_of(request)
     task_id = request.path_params["task_id"]
 
-    async def read() -> tuple[TaskDetail, Any]:
-        return await task_detail(state.storage, task_id), await explain(state.storage, task_id)
+    async def read() -> tuple[TaskDetail, Any, str | None]:
+        detail = await task_detail(state.storage, task_id)
+        flow_id = await flow_that_has(state.storage, detail.task)
+        return detail, await explain(state.storage, task_id), flow_id
 
-    detail, explanation = await state.cached(("task", task_id), read)
+    detail, explanation, flow_id = await state.cached(("task", task_id), read)
     await state.sampler.current()
     safe = without_secrets(detail.task)
     return page(
@@ -201,6 +204,7 @@ async def task(request: Request) -> Response:
         detail=detail,
         task=detail.task,
         explanation=explanation,
+        flow_id=flow_id,
         args=list(safe.args),
         kwargs=safe.kwargs,
         metadata=safe.metadata,

@@ -38,6 +38,8 @@ PAGES = (
     ("/tasks", "Tasks"),
     ("/dead", "Dead letters"),
     ("/queues", "Queues"),
+    ("/flows", "Flows"),
+    ("/events", "Events"),
     ("/functions", "Functions"),
     ("/workers", "Workers"),
     ("/schedules", "Schedules"),
@@ -48,7 +50,9 @@ PAGES = (
 )
 """The navigation: path and name of each page."""
 
-SHORTCUTS = tuple((key, path, name) for key, (path, name) in zip("otdqfwslahp", PAGES, strict=True))
+SHORTCUTS = tuple(
+    (key, path, name) for key, (path, name) in zip("otdqkefwslahp", PAGES, strict=True)
+)
 """The key after `g` that leads to each page."""
 
 R = TypeVar("R", bound=Response)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -33,6 +33,7 @@ class FlowInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
 class NodeInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     """A node of a flow. `counts` has the members of a map by status; `layer` is its place in the graph."""
 
+    id: str
     name: str
     status: TaskStatus
     func_path: str
@@ -88,12 +89,24 @@ async def show_flow(storage: BaseStorage, flow_id: str) -> tuple[FlowInfo, list[
     root = await storage.get_task(flow_id)
     if root is None or root.workflow is None or root.workflow.kind != "group":
         raise TaskNotFound(flow_id)
-    tasks: list[Task] = []
+    tasks = [task async for task in _below(storage, flow_id)]
+    return _flow(root), _nodes(flow_id, tasks)
+
+
+async def flow_that_has(storage: BaseStorage, task: Task) -> str | None:
+    """The id of the flow that the task belongs to; None if it belongs to none."""
+    record: Task | None = task
+    while record is not None and record.workflow is not None and record.workflow.parent is not None:
+        record = await storage.get_task(record.workflow.parent)
+    return record.id if record is not None and _is_group(record) else None
+
+
+async def _below(storage: BaseStorage, flow_id: str) -> AsyncIterator[Task]:
     after = ""
     while page := await storage.list_below(flow_id, limit=_PAGE, after=after):
-        tasks += page
+        for task in page:
+            yield task
         after = page[-1].id
-    return _flow(root), _nodes(flow_id, tasks)
 
 
 def _nodes(flow_id: str, tasks: Sequence[Task]) -> list[NodeInfo]:
@@ -114,6 +127,7 @@ def _nodes(flow_id: str, tasks: Sequence[Task]) -> list[NodeInfo]:
     layers = _layers(sources)
     infos = [
         NodeInfo(
+            id=node.id,
             name=name_of(node.id),
             status=node.status,
             func_path=_func_path(node, members.get(node.id, ())),
@@ -175,21 +189,35 @@ def _layers(sources: dict[str, tuple[str, ...]]) -> dict[str, int]:
     return layers
 
 
-async def list_open_events(storage: BaseStorage, limit: int = 100) -> list[EventInfo]:
-    """The events that were not sent yet, in order of enqueue."""
+async def list_open_events(
+    storage: BaseStorage, limit: int = 100, *, below: str = ""
+) -> list[EventInfo]:
+    """The events that were not sent yet, in order of enqueue; with `below`, those of that flow."""
+    tasks = _below(storage, below) if below else _pending_events(storage)
     found: list[EventInfo] = []
-    after = ""
-    while len(found) < min(limit, _MAX_LISTED):
+    async for task in tasks:
+        if _is_open_event(task):
+            found.append(_event(task))
+        if len(found) >= min(limit, _MAX_LISTED):
+            break
+    return found
+
+
+async def _pending_events(storage: BaseStorage) -> AsyncIterator[Task]:
+    after, size = "", _PAGE
+    while size == _PAGE:
         page = await storage.list_tasks(
             func_path=EVENT_PATH, status=TaskStatus.PENDING, limit=_PAGE, after=after
         )
         for task in page:
-            if not name_of(task.id).startswith("_"):
-                found.append(_event(task))
-        if len(page) < _PAGE:
-            break
-        after = page[-1].id
-    return found[:limit]
+            yield task
+        after, size = page[-1].id if page else "", len(page)
+
+
+def _is_open_event(task: Task) -> bool:
+    is_event = task.workflow is not None and task.workflow.kind == "event"
+    # The name of an event that omniq itself adds begins with an underscore.
+    return is_event and not task.status.is_final and not name_of(task.id).startswith("_")
 
 
 def _event(task: Task) -> EventInfo:
