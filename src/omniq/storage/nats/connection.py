@@ -88,6 +88,25 @@ class _Session:
         self.inbox = self.client.new_inbox()
         await self.client.subscribe(f"{self.inbox}.*", cb=self._on_reply)
 
+    async def flush(self) -> None:
+        """Return when the server has processed all messages that were sent.
+
+        The driver would not notice before a timeout that the connection has ended meanwhile.
+        """
+        ended: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        # `end` fails it like a request that gets no reply.
+        name = f"flush {id(ended)}"
+        self.replies[name] = ended
+        flushing = asyncio.ensure_future(self.client.flush())
+        try:
+            await asyncio.wait((flushing, ended), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                ended.result()
+            await flushing
+        finally:
+            flushing.cancel()
+            self.replies.pop(name, None)
+
     async def _on_reply(self, message: Msg) -> None:
         token = message.subject.rpartition(".")[2]
         if token in self.pieces and message.data[:1] == b"\x01":
@@ -321,7 +340,7 @@ class ServerConnection:
         try:
             if subject not in session.subscriptions:
                 await self._subscribe(session, subject, receive)
-            await session.client.flush()
+            await session.flush()
         except (driver.Error, OSError) as error:
             raise self._error(Unanswered, str(error) or type(error).__name__) from error
 
@@ -375,7 +394,7 @@ class ServerConnection:
                     await session.connect(server, self._address, self._options(session))
                     for subject, receive in self._subscriptions.items():
                         await self._subscribe(session, subject, receive)
-                    await session.client.flush()
+                    await session.flush()
                 return session
             except TimeoutError:
                 late = connect_timeout(_CONNECT_SECONDS, tls=self._address.tls is not None)
