@@ -11,10 +11,10 @@ from omniq.testing.flow_machine import flow_machine_for
 from omniq.testing.state_machine import state_machine_for
 from omniq.testing.state_machine_stores import OpenStore
 
-LONG_RUN_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "100"))
+LONG_RUN_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "40"))
 """Examples of a long run in `make deep`; `make state-machine` sets it to 500."""
 
-FEWER_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "25"))
+FEWER_EXAMPLES = int(os.environ.get("STATE_MACHINE_EXAMPLES", "10"))
 """The same, on storages where an example takes seconds."""
 
 

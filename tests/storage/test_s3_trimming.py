@@ -108,7 +108,7 @@ async def play(random: Random) -> None:
     assert not lost, f"acknowledged, and not in the log: {sorted(lost)}"
 
 
-LONG_RUN_EXAMPLES = int(os.environ.get("S3_MODEL_EXAMPLES", "2000"))
+LONG_RUN_EXAMPLES = int(os.environ.get("S3_MODEL_EXAMPLES", "1000"))
 """Examples in `make deep`: `S3_MODEL_EXAMPLES=20000 pytest -m deep tests/storage/test_s3_trimming.py`."""
 
 
