@@ -7,7 +7,7 @@ import pytest
 from chaos.simulated import Fleet, failure_of
 
 SEEDS = 20
-DEEP_SEEDS = 5_000
+DEEP_SEEDS = 2_000
 BATCH = 20
 
 
