@@ -9,7 +9,7 @@ import msgspec
 from omniq.operations.flow_view import NodeInfo
 
 MAX_NODES = 120
-"""A flow with more nodes has no picture: nobody could read it."""
+"""A flow with more nodes has no picture: it could not be read."""
 
 _WIDTH, _HEIGHT = 168, 44
 _COLUMN, _ROW = 232, 60
