@@ -85,6 +85,19 @@ async def test_an_outage_of_the_server_is_reported_once(kind):
 # Redis: a server whose replies a test replaces
 
 
+def end_of_reply(data: bytes, start: int = 0) -> int:
+    """Where the reply that begins at `start` ends. Raises `ValueError` if a part of it is missing."""
+    end = data.index(b"\r\n", start) + 2
+    kind, rest = data[start : start + 1], data[start + 1 : end - 2]
+    if kind == b"$" and int(rest) >= 0:
+        end += int(rest) + 2
+    for _ in range(int(rest) if kind == b"*" else 0):
+        end = end_of_reply(data, end)
+    if end > len(data):
+        raise ValueError("the reply is not complete")
+    return end
+
+
 class OddServer:
     """A proxy before a Redis server. `odd` replaces the next replies to scripts."""
 
@@ -123,7 +136,10 @@ class OddServer:
         async def pass_replies() -> None:
             while data := await above.read(1 << 20):
                 if self.odd and is_script and not data.startswith(b"-"):
-                    data = self.odd.pop(0)
+                    # Only the first of several replies: no server leaves out the others.
+                    with suppress(ValueError):
+                        data = data.replace(data[: end_of_reply(data)], self.odd[0], 1)
+                        del self.odd[0]
                 writer.write(data)
             writer.close()
 
