@@ -9,21 +9,18 @@ at the top:
 - `outcomes`: every way in which a run can end, as a closed set of values
 - `retry`: whether a failed task runs again, and after which delay
 - `cron`: the times that a cron expression or an interval names
-- `durations`: seconds and `timedelta` arguments, checked and converted to seconds
 - `gate_rules`: running limits, rate limits and breakers that the whole fleet shares
 - `circuit_breaker`: `CircuitBreaker`, for calls in plain code
-- `settings`: `Settings` from arguments, environment and TOML files
 - `serialization`: values to bytes and back; `signing`: signed and encrypted records
-- `to_json`: any stored value as JSON
-- `places`: which files and folders other users cannot change
-- `masking`: hides secrets in URLs and text; `escaping`: control characters in text
-- `events`: what happened, as values; `log` writes them as log lines, `metrics` counts them
-- `running_task`: which task runs here, for the context and the log
+- `events`: what happened, as values; `metrics` counts them
 - `failpoints`: named places in the code where a test can crash or stop the process
-- `_portal`, `_futures`, `_event_loop`, `_backoff`, `_deprecation`, `_version`: small private parts
+- `_deprecation`, `_version`: small private parts
 
 The packages:
 
+- `settings`: `Settings` from arguments, environment and TOML files
+- `concurrency`: event loops, threads and processes; `text`: masking, escaping, JSON
+- `log`: events as lines of the log
 - `tasks`: `@task`, its options, the context of a running task, steps and checkpoints
 - `queue`: `TaskQueue`, `AsyncTaskQueue` and dead letters
 - `scheduling`: `queue.schedules` and the due times of a schedule

@@ -19,7 +19,7 @@ from omniq.clock import SYSTEM_CLOCK
 from omniq.cron import check_cron
 from omniq.errors import InvalidTask, InvalidValue
 from omniq.retry import Backoff
-from omniq.to_json import REDACTED, JsonRecord, plain, redacted
+from omniq.text.to_json import REDACTED, JsonRecord, plain, redacted
 
 MAX_TEXT = 8_192
 """Longest stored message of an error; a task may raise an exception with a gigabyte of text."""

@@ -20,17 +20,15 @@ SRC = Path(__file__).parents[2] / "src" / "omniq"
 
 # A package stands for all of its modules, but for those that have an entry of their own.
 LAYERS = """
-_version _deprecation errors clock _event_loop _futures _process_id _backoff places masking escaping
-retry
-cron settings events failpoints signing _portal to_json running_task import_guard
-_blocking models log metrics run_counts
-outcomes serialization durations gate_rules
+_version _deprecation errors clock text
+concurrency retry cron events failpoints signing
+settings models metrics
+log outcomes serialization gate_rules
 tasks circuit_breaker
 storage.* omniq
-storage.memory storage.file storage.sqlite storage.postgres storage.redis storage.log
-storage.nats storage.s3
-storage.urls operations
-storage scheduling
+storage.memory storage.file storage.sqlite storage.postgres storage.redis storage.nats storage.s3 operations
+storage.urls scheduling
+storage
 worker
 queue
 dashboard integrations

@@ -7,8 +7,8 @@ import pytest
 
 from omniq import AsyncTaskQueue
 from omniq.models import Version
-from omniq.run_counts import FunctionCounts, PeriodCounts, RunCounts
 from omniq.storage.memory import MemoryStorage
+from omniq.storage.run_counts import FunctionCounts, PeriodCounts, RunCounts
 from omniq.testing.clock import ManualClock
 from tests.browser.served import bearer, dashboard_client
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from omniq.cli import output
-from omniq.escaping import visible
+from omniq.text.escaping import visible
 from tests.cli.terminal import Terminal
 
 HOSTILE = (

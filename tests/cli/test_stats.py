@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from omniq.operations.overview import Overview
-from omniq.run_counts import FunctionCounts, PeriodCounts, RunCounts
+from omniq.storage.run_counts import FunctionCounts, PeriodCounts, RunCounts
 from tests.cli.terminal import TIMEOUT, Terminal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

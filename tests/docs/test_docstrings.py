@@ -40,4 +40,4 @@ def test_the_examples_of_a_module_give_what_they_say(name, capsys):
 
 
 def test_modules_with_examples_are_found():
-    assert {"omniq.durations", "omniq.cli", "chaos.curves"} <= set(_modules_with_examples())
+    assert {"omniq.tasks.durations", "omniq.cli", "chaos.curves"} <= set(_modules_with_examples())

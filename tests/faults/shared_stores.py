@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omniq._portal import Portal
+from omniq.concurrency.portal import Portal
 from omniq.storage import open_storage
 
 SHARED = [

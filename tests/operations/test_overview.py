@@ -12,9 +12,9 @@ from omniq.operations.newest import newest_dead, newest_tasks
 from omniq.operations.overview import Monitor, queue_summaries
 from omniq.operations.task_detail import task_detail
 from omniq.outcomes import Failed, Retried, Succeeded
-from omniq.run_counts import FunctionCounts, PeriodCounts, RunCounts
+from omniq.storage.run_counts import FunctionCounts, PeriodCounts, RunCounts
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
-from omniq.to_json import plain
+from omniq.text.to_json import plain
 
 
 async def test_rates_need_two_samples(storage, worker, clock):

@@ -12,7 +12,7 @@ from omniq.errors import InvalidValue
 from omniq.models import Task
 from omniq.operations.run_history import RANGES, known_names, range_of, run_history
 from omniq.outcomes import Failed, Retried, Succeeded
-from omniq.run_counts import FunctionCounts, PeriodCounts, RunCounts, percentile
+from omniq.storage.run_counts import FunctionCounts, PeriodCounts, RunCounts, percentile
 from omniq.testing.builders import a_result, an_error
 from omniq.worker.run_recorder import RunRecorder
 

@@ -26,13 +26,13 @@ from omniq.dashboard.connections import ConnectionLimits
 from omniq.errors import SettingsError
 from omniq.events import Dispatcher, OperatorActed, TaskStarted
 from omniq.integrations.endpoint import is_known_host
-from omniq.masking import is_secret_name, mask_text, mask_url
 from omniq.models import TaskError
 from omniq.operations.redaction import redacted
 from omniq.outcomes import Failed
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage
+from omniq.text.masking import is_secret_name, mask_text, mask_url
 from tests.browser.served import SECRET, VIEWER, Client, bearer, dashboard_client
 from tests.security.test_dashboard import routes_of
 

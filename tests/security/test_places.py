@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from omniq.errors import OmniqError, SettingsError, StorageRefused
-from omniq.masking import mask_text, mask_url
 from omniq.settings import Settings
 from omniq.storage import open_storage
 from omniq.testing.builders import a_task
+from omniq.text.masking import mask_text, mask_url
 
 VICTIM, ATTACKER = 23_456, 12_345
 """Neither has an entry in the list of users; the first group of each has the same number."""

@@ -13,11 +13,11 @@ from loguru import logger
 
 from omniq import AsyncTaskQueue, log
 from omniq.errors import OmniqError
-from omniq.masking import mask_url
 from omniq.operations.redaction import REDACTED, redacted, restored, without_secrets
 from omniq.settings import Settings
 from omniq.storage import open_storage
 from omniq.storage.memory import MemoryStorage
+from omniq.text.masking import mask_url
 from tests.acceptance.command import WorkerCommand
 from tests.security import secret_tasks
 

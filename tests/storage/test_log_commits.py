@@ -301,7 +301,7 @@ async def test_after_a_defect_the_state_is_loaded_again(make, failpoint, is_stor
 async def test_a_forked_process_gets_an_error(make, monkeypatch):
     async with make() as storage:
         with monkeypatch.context() as forked:
-            forked.setattr("omniq._process_id.PROCESS_ID.number", 1)
+            forked.setattr("omniq.concurrency.process_id.PROCESS_ID.number", 1)
             with pytest.raises(StorageError, match="after a fork"):
                 await storage.get_task("a")
 

@@ -12,7 +12,7 @@ from omniq.models import Task, TaskError
 from omniq.outcomes import Failed
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.storage import BaseStorage
-from omniq.to_json import plain
+from omniq.text.to_json import plain
 
 LETTER = DeadLetter(
     task_id="a",

@@ -22,7 +22,7 @@ import pytest
 import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
 
-from omniq._portal import Portal, is_async, run_here
+from omniq.concurrency.portal import Portal, is_async, run_here
 from omniq.errors import CallTimeout, InvalidTask, StorageClosed, StorageError
 
 # Python 3.12 and later warn about a fork with threads, which these tests do on purpose.
@@ -278,7 +278,7 @@ def test_a_portal_that_had_not_started_works_in_a_forked_child():
 def test_the_interpreter_exits_without_output_with_an_open_portal():
     done = run_python(
         "import asyncio\n"
-        "from omniq._portal import Portal\n"
+        "from omniq.concurrency.portal import Portal\n"
         "portal = Portal()\n"
         "portal.run(asyncio.to_thread(len, 'abc'))\n"
     )
@@ -289,7 +289,7 @@ def test_the_interpreter_exits_without_output_with_an_open_portal():
 def test_the_interpreter_exits_although_a_coroutine_never_ends():
     done = run_python(
         "import asyncio, threading\n"
-        "from omniq._portal import Portal\n"
+        "from omniq.concurrency.portal import Portal\n"
         "portal = Portal()\n"
         "started = threading.Event()\n"
         "async def never():\n"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from omniq.errors import SettingsError
-from omniq.masking import mask_url
 from omniq.retry import ExponentialBackoff, LinearBackoff
 from omniq.settings import Settings
+from omniq.text.masking import mask_url
 
 NAMES = [field.name for field in fields(Settings) if field.init]
 

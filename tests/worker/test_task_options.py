@@ -32,7 +32,7 @@ from omniq.serialization import MsgspecSerializer
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.row_rules import row_of
 from omniq.storage.row_seals import row_seals
-from omniq.to_json import plain
+from omniq.text.to_json import plain
 from tests.timing import at_most
 from tests.worker import option_tasks as tasks
 from tests.worker.conftest import Store

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from omniq import AsyncTaskQueue, TaskQueue, TaskStatus, UnguardedModule
-from omniq.import_guard import importing
 from omniq.storage.memory import MemoryStorage
+from omniq.tasks.import_guard import importing
 
 pytestmark = pytest.mark.timeout(90)
 

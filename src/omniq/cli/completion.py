@@ -83,7 +83,7 @@ def completion(
 def print_candidates(words: Sequence[str], shell: str) -> None:
     """Print what may stand in the place of the last word."""
     from omniq.cli.app import app
-    from omniq.escaping import visible
+    from omniq.text.escaping import visible
 
     # A shell splits at the sign: `--status=fa` arrives as three words.
     joined = [word for word in words[:-1] if word != "="]

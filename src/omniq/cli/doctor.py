@@ -20,14 +20,14 @@ from omniq._version import __version__
 from omniq.cli import output
 from omniq.cli.command import Option
 from omniq.cli.options import Url
-from omniq.escaping import visible
-from omniq.masking import mask_url
 from omniq.models import Task
 from omniq.operations.doctor import Finding, check_storage
 from omniq.settings import Settings
 from omniq.signing import protection
 from omniq.storage import BaseStorage, open_storage
 from omniq.storage.urls import local_path, storage_url
+from omniq.text.escaping import visible
+from omniq.text.masking import mask_url
 from omniq.worker.process import console
 
 _ROUND_TRIPS = 5

@@ -9,10 +9,10 @@ import signal
 from omniq.cli import output
 from omniq.cli.options import Url
 from omniq.errors import SettingsError
-from omniq.masking import mask_url
 from omniq.settings import Settings
 from omniq.storage import open_storage
 from omniq.storage.urls import storage_url
+from omniq.text.masking import mask_url
 
 
 def host(url: Url = None) -> int:

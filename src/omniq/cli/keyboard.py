@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from omniq._futures import finish
+from omniq.concurrency.futures import finish
 
 
 @contextmanager

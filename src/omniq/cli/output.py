@@ -15,11 +15,11 @@ from omniq.cli.queue_session import CommandFailed
 from omniq.cli.screen import progress_bar, width_for
 from omniq.cli.tables import Cell, Listing, Pairs, Renderable, lines_of, text
 from omniq.cli.text import Text, has_colours
-from omniq.escaping import visible
 from omniq.models import TaskStatus
 from omniq.operations.bulk_actions import BulkReport
 from omniq.operations.redaction import redacted
-from omniq.to_json import plain
+from omniq.text.escaping import visible
+from omniq.text.to_json import plain
 from omniq.worker.process import console
 
 __all__ = [

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from omniq.durations import UNIT_SECONDS
 from omniq.errors import InvalidValue
 from omniq.operations.formatting import (
     count_of,
@@ -18,6 +17,7 @@ from omniq.operations.formatting import (
     relative_time,
 )
 from omniq.retry import Backoff, policy_from_text
+from omniq.tasks.durations import UNIT_SECONDS
 
 __all__ = [
     "count_of",

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from omniq.errors import OmniqError, SettingsError
-from omniq.masking import mask_url
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.settings import Settings
 from omniq.storage.urls import local_path, storage_url
+from omniq.text.masking import mask_url
 from omniq.worker.process import console
 
 T = TypeVar("T")

@@ -15,7 +15,6 @@ from omniq.cli.parsing import count_of, relative_time
 from omniq.cli.queue_session import CommandFailed, check_exists
 from omniq.cli.schedules import timing
 from omniq.errors import SettingsError
-from omniq.masking import mask_url
 from omniq.models import Schedule
 from omniq.operations.redaction import without_secrets
 from omniq.settings import Settings
@@ -23,6 +22,7 @@ from omniq.signing import is_sealed
 from omniq.storage import BaseStorage, open_storage
 from omniq.storage.sealed_documents import OlderDocument
 from omniq.storage.urls import storage_url
+from omniq.text.masking import mask_url
 
 app = Group(
     name="schema",

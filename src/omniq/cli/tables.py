@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from omniq.cli.text import Text
-from omniq.escaping import visible
+from omniq.text.escaping import visible
 
 Cell = str | int | Text
 

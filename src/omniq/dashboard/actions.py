@@ -12,13 +12,13 @@ from msgspec import Meta
 from omniq.dashboard import bulk_jobs, queries
 from omniq.dashboard.app_state import AppState
 from omniq.dashboard.jobs import Verb
-from omniq.durations import seconds_in
 from omniq.errors import InvalidValue, OmniqError, ScheduleNotFound, TaskNotFound
 from omniq.models import TaskStatus, check_name
 from omniq.operations import bulk_actions
 from omniq.operations.formatting import count_of
 from omniq.operations.redaction import restored
 from omniq.operations.task_changes import change_task, enqueue_again
+from omniq.tasks.durations import seconds_in
 
 MAX_IDS = 500
 _MAX_TASKS = 10_000

@@ -18,7 +18,7 @@ from omniq.operations.flow_view import flow_json
 from omniq.operations.health import breakers_of
 from omniq.operations.limits import limits_of
 from omniq.operations.task_detail import task_detail
-from omniq.to_json import plain
+from omniq.text.to_json import plain
 
 
 class Endpoint(msgspec.Struct, frozen=True):

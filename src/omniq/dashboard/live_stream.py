@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from omniq.dashboard.app_state import state_of
 from omniq.dashboard.sampler import Sampler, Snapshot
-from omniq.to_json import plain
+from omniq.text.to_json import plain
 
 MAX_STREAMS = 32
 

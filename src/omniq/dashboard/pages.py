@@ -42,7 +42,7 @@ from omniq.operations.run_history import History, range_of
 from omniq.operations.search_query import QUALIFIERS
 from omniq.operations.task_detail import UNVERIFIED, UNVERIFIED_LETTER, TaskDetail, task_detail
 from omniq.operations.task_match import TaskPage
-from omniq.to_json import plain
+from omniq.text.to_json import plain
 
 _WINDOWS = (60.0, 180.0, 300.0, 600.0, 900.0)
 _MAX_STEPS = 100

@@ -12,7 +12,6 @@ from msgspec import Meta
 
 from omniq.dashboard.app_state import AppState
 from omniq.errors import InvalidValue
-from omniq.masking import is_secret_name
 from omniq.models import DeadLetter, Progress, Schedule, Task, TaskStatus, WorkerInfo
 from omniq.operations.dead_groups import DeadGroups, dead_groups, group_of
 from omniq.operations.find_tasks import PATIENCE, find_tasks
@@ -23,10 +22,11 @@ from omniq.operations.run_history import DEFAULT_RANGE, History, known_names, ra
 from omniq.operations.search_query import TaskSearch, instant_of, parse_search, quoted
 from omniq.operations.task_detail import TaskDetail
 from omniq.operations.task_match import TaskPage
-from omniq.run_counts import OTHERS
 from omniq.scheduling.due_times import task_id_at
 from omniq.storage.base import BaseStorage
-from omniq.to_json import plain
+from omniq.storage.run_counts import OTHERS
+from omniq.text.masking import is_secret_name
+from omniq.text.to_json import plain
 
 MAX_LIMIT = 500
 _MAX_RUNNING = 20

@@ -28,7 +28,7 @@ from omniq.operations.formatting import (
     timeout_text,
 )
 from omniq.operations.run_history import RANGES
-from omniq.to_json import plain
+from omniq.text.to_json import plain
 
 REFRESH_HEADER = "omniq-parts"
 """A request with this header gets only the live parts of a page. Its value is the digests of the parts that the client has."""

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from omniq._futures import finish
+from omniq.concurrency.futures import finish
 from omniq.errors import OmniqError, StorageClosed
 from omniq.events import WorkerProblem
 from omniq.log import write

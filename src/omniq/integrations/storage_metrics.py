@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from omniq._portal import Portal
+from omniq.concurrency.portal import Portal
 from omniq.errors import StorageError
 from omniq.models import QueueStats, WorkerInfo
 from omniq.operations.health import live_workers

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from omniq.clock import SYSTEM_CLOCK
-from omniq.escaping import visible
+from omniq.concurrency.running_task import RunningTask
 from omniq.events import Event, WorkerStarted
 from omniq.log.config import LogConfig
 from omniq.log.stderr import Stderr
 from omniq.log.wording import fields_of, indented, level_named, level_of, text_of
-from omniq.running_task import RunningTask
+from omniq.text.escaping import visible
 
 if TYPE_CHECKING:
     from omniq.models import Task

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from omniq.clock import SYSTEM_CLOCK, to_micros
+from omniq.concurrency.running_task import running_task
 from omniq.log.console import Console, UserLine
 from omniq.log.wording import level_named
-from omniq.running_task import running_task
 
 if TYPE_CHECKING:
     from loguru import Message, Record

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from omniq.errors import SettingsError
-from omniq.escaping import visible
 from omniq.events import (
     AttemptFailed,
     BreakerOpened,
@@ -50,7 +49,8 @@ from omniq.events import (
 )
 from omniq.log.config import LogConfig
 from omniq.log.user_frames import user_frames, where
-from omniq.masking import mask_text
+from omniq.text.escaping import visible
+from omniq.text.masking import mask_text
 
 if TYPE_CHECKING:
     from loguru import Level

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from omniq._blocking import BlockingFace, blocking
-from omniq._portal import Portal
-from omniq.durations import Duration, seconds_of
+from omniq.concurrency.blocking import BlockingFace, blocking
+from omniq.concurrency.portal import Portal
 from omniq.errors import InvalidTask, ResultTimeout, TaskCancelled, TaskFailed, TaskNotFound
 from omniq.models import Task, TaskResult, TaskStatus
+from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.flow_records import name_of
 
 if TYPE_CHECKING:

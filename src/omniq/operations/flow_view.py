@@ -12,7 +12,7 @@ from omniq.errors import TaskNotFound
 from omniq.models import Task, TaskStatus
 from omniq.storage.base import BaseStorage
 from omniq.tasks.flow_records import EVENT_PATH, GROUP_PATH, name_of
-from omniq.to_json import JsonRecord
+from omniq.text.to_json import JsonRecord
 
 _PAGE = 1_000
 _MAX_LISTED = 10_000

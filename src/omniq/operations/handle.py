@@ -7,9 +7,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from omniq._blocking import BlockingFace, blocking
-from omniq._portal import Portal
-from omniq.durations import Duration, seconds_of
+from omniq.concurrency.blocking import BlockingFace, blocking
+from omniq.concurrency.portal import Portal
 from omniq.errors import (
     OmniqError,
     RemoteTraceback,
@@ -20,6 +19,7 @@ from omniq.errors import (
 )
 from omniq.models import Progress, Task, TaskStatus
 from omniq.operations.task_changes import change_task, run_task_now
+from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.function_types import FunctionTypes
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 import msgspec
 
 from omniq.clock import from_micros
-from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidValue
 from omniq.gate_rules import BreakerState, GateState
 from omniq.models import Task, TaskStatus, WorkerInfo, timeout_of
@@ -21,7 +20,8 @@ from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.incarnation import StoreRecord
 from omniq.storage.row_rules import FORMAT
-from omniq.to_json import JsonRecord
+from omniq.tasks.durations import Duration, seconds_of
+from omniq.text.to_json import JsonRecord
 
 _BREAKER = "breaker:"
 

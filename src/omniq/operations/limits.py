@@ -12,7 +12,7 @@ from omniq.clock import from_micros, to_micros
 from omniq.gate_rules import FOREVER, GateState, ask_again_at, gates_of, room
 from omniq.models import Limit, Task, TaskStatus
 from omniq.storage.base import BaseStorage
-from omniq.to_json import JsonRecord
+from omniq.text.to_json import JsonRecord
 
 _RUNNING, _RATE = "running:", "rate:"
 _MAX_READ = 1_000

@@ -20,9 +20,9 @@ from omniq.operations.health import (
 )
 from omniq.operations.newest import newest_dead, newest_tasks
 from omniq.operations.run_history import known_names
-from omniq.run_counts import OTHERS
 from omniq.storage.base import BaseStorage
-from omniq.to_json import JsonRecord
+from omniq.storage.run_counts import OTHERS
+from omniq.text.to_json import JsonRecord
 
 _WINDOW = 10.0
 _SAMPLED_TASKS = 100

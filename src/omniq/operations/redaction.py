@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from omniq.models import Task
-from omniq.to_json import REDACTED, redacted
+from omniq.text.to_json import REDACTED, redacted
 
 __all__ = ["REDACTED", "redacted", "restored", "without_secrets"]
 

@@ -13,9 +13,9 @@ import msgspec
 from omniq.clock import from_micros, to_micros
 from omniq.errors import InvalidValue
 from omniq.models import Version
-from omniq.run_counts import PeriodCounts, RunCounts, percentile
 from omniq.storage.base import BaseStorage
-from omniq.to_json import JsonRecord
+from omniq.storage.run_counts import PeriodCounts, RunCounts, percentile
+from omniq.text.to_json import JsonRecord
 
 
 class TimeRange(msgspec.Struct, frozen=True):

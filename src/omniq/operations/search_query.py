@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from omniq.durations import UNIT_SECONDS
 from omniq.errors import InvalidValue
-from omniq.masking import is_secret_name
 from omniq.models import TaskStatus
+from omniq.tasks.durations import UNIT_SECONDS
+from omniq.text.masking import is_secret_name
 
 QUALIFIERS = {
     "fn": "a part of the function's path",

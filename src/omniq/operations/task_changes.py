@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from omniq import log
-from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidTask, TaskNotFound
 from omniq.events import TaskChanged
 from omniq.models import Task, TaskStatus
+from omniq.tasks.durations import Duration, seconds_of
 
 if TYPE_CHECKING:
     from omniq.storage.base import BaseStorage

@@ -21,10 +21,8 @@ from typing import (
 from omniq import log
 from omniq._deprecation import warn_renamed
 from omniq.clock import SYSTEM_CLOCK, Clock
-from omniq.durations import Duration, instant_before, seconds_of
 from omniq.errors import InvalidValue
 from omniq.events import OrphanedStateDeleted
-from omniq.import_guard import is_importing, refuse_enqueue
 from omniq.models import (
     Attempt,
     BreakerRule,
@@ -45,7 +43,9 @@ from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
 from omniq.tasks.context import TaskContext
+from omniq.tasks.durations import Duration, instant_before, seconds_of
 from omniq.tasks.flow import Flow
+from omniq.tasks.import_guard import is_importing, refuse_enqueue
 from omniq.tasks.task_builder import (
     NO_OPTIONS,
     CallOptions,

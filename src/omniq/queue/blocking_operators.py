@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from omniq._blocking import BlockingFace, blocking
-from omniq.durations import Duration, seconds_of
+from omniq.concurrency.blocking import BlockingFace, blocking
 from omniq.queue.operators import AsyncBreakers, AsyncLimits, AsyncQueues, AsyncWorkers
+from omniq.tasks.durations import Duration, seconds_of
 
 
 def _answer_time(worker_id: str, timeout: Duration = 10) -> float:

@@ -13,11 +13,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
 
-from omniq._blocking import BlockingFace, blocking
 from omniq._deprecation import warn_renamed
-from omniq._portal import Portal, run_here
 from omniq.clock import SYSTEM_CLOCK, Clock
-from omniq.durations import Duration, seconds_of
+from omniq.concurrency.blocking import BlockingFace, blocking
+from omniq.concurrency.portal import Portal, run_here
 from omniq.errors import InvalidValue
 from omniq.models import DeadLetter
 from omniq.operations.flow_handle import FlowHandle
@@ -30,6 +29,7 @@ from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage import BaseStorage
 from omniq.tasks.context import TaskContext
+from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.flow import Flow
 from omniq.worker.pool import PoolOptions, WorkerPool
 from omniq.worker.task_services import EnqueueWrapper

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 
 from omniq import log
-from omniq.durations import Duration, instant_before
 from omniq.errors import DuplicateTask, InvalidValue
 from omniq.events import DeadLetterRetried
 from omniq.models import Attempt, DeadLetter, Task
 from omniq.storage import BaseStorage
-from omniq.to_json import plain
+from omniq.tasks.durations import Duration, instant_before
+from omniq.text.to_json import plain
 
 _PAGE = 500
 

@@ -6,12 +6,12 @@ the same for blocking code.
 
 from __future__ import annotations
 
-from omniq.durations import Duration, seconds_of
 from omniq.models import Pong, WorkerInfo
 from omniq.operations.health import BreakerInfo, breakers_of, live_workers
 from omniq.operations.limits import LimitInfo, limits_of
 from omniq.operations.overview import QueueInfo, queue_summaries
 from omniq.storage import BaseStorage
+from omniq.tasks.durations import Duration, seconds_of
 
 
 class _Operator:

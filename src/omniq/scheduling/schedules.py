@@ -10,8 +10,7 @@ from typing import Any, TypedDict, TypeVarTuple, Unpack, overload
 
 from msgspec.structs import replace
 
-from omniq._blocking import BlockingFace, blocking
-from omniq.durations import Duration, seconds_of
+from omniq.concurrency.blocking import BlockingFace, blocking
 from omniq.errors import (
     DuplicateTask,
     InvalidTask,
@@ -43,6 +42,7 @@ from omniq.scheduling.due_times import (
 from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext
 from omniq.tasks.declared_schedules import Cron, DeclaredSchedule, Interval
+from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import functions_in, options_of, own_path_of, path_of
 from omniq.tasks.options import refuse_unknown

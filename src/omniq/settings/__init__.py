@@ -14,6 +14,7 @@ counts as unset, but that of a key is an error: it would turn off what the key i
 - `settings`: the values, and how they are merged.
 - `rules`: the values that each setting accepts.
 - `sources`: the environment and the files.
+- `places`: which files and folders other users cannot change.
 """
 
 from omniq.settings.rules import QueueSettings as QueueSettings

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from omniq.errors import SettingsError
-from omniq.masking import mask_url
 from omniq.retry import ExponentialBackoff, LinearBackoff, policy_from_text, policy_text
+from omniq.text.masking import mask_url
 
 _LONGEST = 100 * 366 * 86_400
 _MAX_DELAYS = 1_000

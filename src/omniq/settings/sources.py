@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 from omniq._deprecation import callers_level
 from omniq.errors import SettingsError
-from omniq.masking import mask_url
-from omniq.places import PlaceRules
+from omniq.settings.places import PlaceRules
 from omniq.settings.rules import RULES, SECRET, refuse_unknown, variable_of
+from omniq.text.masking import mask_url
 
 CONFIG_VARIABLE = "OMNIQ_CONFIG"
 FILES = ("pyproject.toml", "omniq.toml")

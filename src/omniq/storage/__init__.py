@@ -21,6 +21,7 @@
 | `backend` | the port: what a backend implements |
 | `row_codec` | a row as columns and a rest, for backends that store it so |
 | `tables`, `ready_rows` | everything a store holds, in memory, for backends that hold it in the process |
+| `run_counts` | how many runs ended in which way, and how long they took |
 | `store_clock` | the time of a server, as far as it is known here |
 | `newest_by_id` | the newest tasks, for backends that sort tasks by id |
 | `enqueue_batcher` | writes concurrent enqueues together, for backends on a server |

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from omniq._futures import set_result
+from omniq.concurrency.futures import set_result
 from omniq.errors import OmniqError, StorageError, StorageRefused
 from omniq.storage.row_rules import Row
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from omniq._process_id import PROCESS_ID
 from omniq.clock import from_micros, to_micros
+from omniq.concurrency.process_id import PROCESS_ID
 from omniq.errors import InvalidValue, SerializationError, StorageClosed, StorageError
 from omniq.gate_rules import GateState
 from omniq.models import (
@@ -33,10 +33,10 @@ from omniq.models import (
     check_instant,
     check_int,
 )
-from omniq.run_counts import PeriodCounts
 from omniq.serialization import Serializer
 from omniq.storage.row_rules import Row, retrying_result, task_of
 from omniq.storage.row_seals import RowSeals, letter_without_key
+from omniq.storage.run_counts import PeriodCounts
 from omniq.storage.types import Capabilities
 
 if TYPE_CHECKING:

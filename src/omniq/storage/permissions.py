@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 from omniq.errors import StorageRefused
-from omniq.places import PlaceRules
 from omniq.settings import DEFAULT_FOLDER, Settings
+from omniq.settings.places import PlaceRules
 
 _SIDE_FILES = ("", "-wal", "-shm", "-journal")
 """What SQLite reads beside a database. A log that another user has written replaces its contents."""

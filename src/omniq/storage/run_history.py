@@ -18,9 +18,9 @@ import msgspec
 
 from omniq.clock import to_micros
 from omniq.models import AuditEntry, EndedWorker, Version
-from omniq.run_counts import PeriodCounts, RunCounts
 from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage.backend import ANY, Changes, Document, DocumentChange, DocumentQuery, Section
+from omniq.storage.run_counts import PeriodCounts, RunCounts
 
 KIND, VERSION, ENDED, AUDIT = "run_counts", "version", "ended_worker", "audit"
 """The kinds of the documents."""

@@ -39,12 +39,12 @@ from omniq.models import (
     check_schedule,
     check_task,
 )
-from omniq.run_counts import PeriodCounts
 from omniq.settings import Settings
 from omniq.signing import has_seal
 from omniq.storage import row_rules
 from omniq.storage.inspection import Inspection
 from omniq.storage.row_rules import Row, row_of
+from omniq.storage.run_counts import PeriodCounts
 from omniq.storage.sealed_documents import OlderDocument, older_document
 from omniq.storage.types import Action, Identity, PendingHook, WorkerAnswer, WorkerRequest
 from omniq.storage.wakeups import LocalWakeups

@@ -33,7 +33,6 @@ from omniq.models import (
     StoredLetter,
     Version,
 )
-from omniq.run_counts import PeriodCounts
 from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.signing import is_sealed, open_document, seal_document, unsealed
 from omniq.storage import row_rules, run_history
@@ -57,6 +56,7 @@ from omniq.storage.inspection import DeadQuery, letter_matches
 from omniq.storage.pending_hooks import HOOK, read_hook, taken_over
 from omniq.storage.row_rules import Row
 from omniq.storage.row_seals import row_seals
+from omniq.storage.run_counts import PeriodCounts
 from omniq.storage.sealed_documents import (
     OlderDocument,
     StoredCheckpoint,

@@ -10,10 +10,10 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.errors import SettingsError
-from omniq.masking import mask_url
 from omniq.serialization import Serializer
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage, StorageOptions
+from omniq.text.masking import mask_url
 
 _KNOWN = (
     "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db, "

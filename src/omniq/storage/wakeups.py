@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from omniq._futures import finish
+from omniq.concurrency.futures import finish
 
 _WORK, _SCHEDULES, _NEXT_DUE = "", "/", "//"
 """The topics of claimable tasks, schedules and delays. All other topics are task ids, which differ."""

@@ -4,6 +4,8 @@
 - `function_lookup`: the function at a path, and the marked functions of loaded modules
 - `passed_functions`: what this process has passed to a queue
 - `options`: the table of options, and their checks
+- `durations`: seconds and `timedelta` arguments, checked and converted to seconds
+- `import_guard`: refuses to enqueue while a module is imported for its tasks
 - `task_builder`: from a call to the `Task` that is stored
 - `context`: `TaskContext`, what a running task can use
 - `steps`: the checkpoint of a run: finished steps, cursors, sleeps

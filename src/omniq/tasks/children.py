@@ -23,7 +23,6 @@ from typing import (
 import msgspec
 
 from omniq.clock import from_micros, seconds_to_micros, to_micros
-from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidTask, SerializationError, StaleClaim
 from omniq.models import (
     ChildrenFailed,
@@ -35,6 +34,7 @@ from omniq.models import (
     WaitTimeout,
 )
 from omniq.tasks.control import Suspend
+from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.flow_records import (
     EVENT_NONCE,
     child_id,

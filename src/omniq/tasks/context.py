@@ -11,15 +11,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from omniq.clock import seconds_to_micros
-from omniq.durations import Duration, seconds_of
+from omniq.concurrency.running_task import CURRENT
 from omniq.errors import InvalidTask, OmniqError, SerializationError, StaleClaim
 from omniq.models import PermanentError, Progress, Task, TaskError, check_key
 from omniq.outcomes import Succeeded
-from omniq.running_task import CURRENT
 from omniq.serialization import Serializer, keeps_objects
 from omniq.tasks.checkpoint import Checkpoint, Cursor, Source
 from omniq.tasks.children import ChildTasks
 from omniq.tasks.control import Signal, Snooze
+from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.error_rules import FailedStep
 from omniq.tasks.steps import (
     PLACE,

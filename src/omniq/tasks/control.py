@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from omniq.durations import Duration, seconds_of
+from omniq.tasks.durations import Duration, seconds_of
 
 _DISCARDED = "discarded by the task"
 

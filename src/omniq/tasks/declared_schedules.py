@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from omniq.cron import check_cron
-from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidTask
 from omniq.models import MissedPolicy, OverlapPolicy, check_name
+from omniq.tasks.durations import Duration, seconds_of
 
 _POLICIES = ("start", "end", "missed", "max_missed", "overlap", "jitter")
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 
 import msgspec
 
-from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidTask
 from omniq.models import Ref, Task, TaskWorkflow, check_key
+from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.flow_records import child_id, group_task, member_id
 from omniq.tasks.functions import path_of
 from omniq.tasks.task_builder import CallOptions, Standing, TaskBuilder, call_options

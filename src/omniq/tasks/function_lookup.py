@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from omniq.clock import SYSTEM_CLOCK
 from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask, UnguardedModule
-from omniq.import_guard import importing
 from omniq.models import check_func_path
+from omniq.tasks.import_guard import importing
 from omniq.tasks.options import TaskOptions
 
 MARK = "__omniq__"

@@ -15,7 +15,6 @@ from types import FunctionType, ModuleType
 from typing import Any, TypeVar, overload
 
 from omniq._deprecation import callers_level
-from omniq.durations import Duration
 from omniq.errors import (
     ForbiddenFunction,
     FunctionNotFound,
@@ -26,6 +25,7 @@ from omniq.errors import (
 from omniq.models import BreakerRule, Runnable, check_func_path
 from omniq.retry import Backoff
 from omniq.tasks.declared_schedules import DeclaredSchedule
+from omniq.tasks.durations import Duration
 from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.function_lookup import (
     MARK,

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from omniq.cron import check_cron
-from omniq.durations import UNIT_SECONDS, seconds_of
 from omniq.errors import InvalidTask
 from omniq.models import (
     NO_TIMEOUT,
@@ -34,6 +33,7 @@ from omniq.models import (
 )
 from omniq.retry import Backoff
 from omniq.tasks.declared_schedules import Cron, DeclaredSchedule, Interval
+from omniq.tasks.durations import UNIT_SECONDS, seconds_of
 from omniq.tasks.error_rules import ErrorRules
 
 Executor = Literal["async", "thread", "process"]

@@ -16,8 +16,8 @@ import typing
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-from omniq.masking import is_secret_name
 from omniq.tasks.resources import resource_of
+from omniq.text.masking import is_secret_name
 
 _T = TypeVar("_T")
 _MARK = "omniq: a secret"

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from omniq.clock import Clock
 from omniq.cron import next_run
-from omniq.durations import Duration, seconds_of
 from omniq.errors import InvalidTask
 from omniq.models import Limit, Task, TaskWorkflow, check_id, check_instant, check_key
 from omniq.serialization import MsgspecSerializer, keeps_objects
 from omniq.settings import Settings
+from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import not_a_function, options_of, pass_to_queue, path_of
 from omniq.tasks.options import TaskOptions, check_options

@@ -7,8 +7,8 @@ import heapq
 import random
 from datetime import UTC, datetime, timedelta
 
-from omniq._futures import finish
 from omniq.clock import encode_id, from_micros, to_micros
+from omniq.concurrency.futures import finish
 
 START = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 

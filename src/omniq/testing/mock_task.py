@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, overload
 
 from omniq.clock import SYSTEM_CLOCK
-from omniq.durations import Duration, seconds_of
 from omniq.errors import OmniqError
 from omniq.tasks.context import TaskContext
+from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.functions import task
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from uuid import uuid4
 
 import pytest
 
-from omniq._portal import Portal
+from omniq.concurrency.portal import Portal
 from omniq.testing.s3_servers import MiniStackServer, S3Server, SeaweedServer
 from omniq.testing.server_programs import ServerMissing
 from omniq.testing.servers import NatsServer, PostgresServer, RedisServer, Server, base_folder

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from omniq import events
-from omniq._backoff import backoff
+from omniq.concurrency.backoff import backoff
 from omniq.errors import LeaseLost, StorageError, StorageRefused, StoreWentBack
 from omniq.events import Dispatcher
 from omniq.models import Runnable, Task

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from omniq._futures import finish
+from omniq.concurrency.futures import finish
 from omniq.errors import LeaseLost
 from omniq.models import Runnable
 from omniq.storage.base import BaseStorage

@@ -22,9 +22,9 @@ from typing import Any
 
 from omniq.errors import InvalidValue, LifespanFailed, OmniqError
 from omniq.log.user_frames import where
-from omniq.masking import mask_text
 from omniq.models import TaskError
 from omniq.tasks.function_lookup import attribute_of, is_main, main_name
+from omniq.text.masking import mask_text
 from omniq.worker.middleware import name_of, object_at
 
 Lifespan = Callable[[], AbstractAsyncContextManager[Any] | AsyncIterator[Any]]

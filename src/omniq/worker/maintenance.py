@@ -11,8 +11,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
-from omniq._backoff import backoff
 from omniq.clock import Clock
+from omniq.concurrency.backoff import backoff
 from omniq.events import (
     Dispatcher,
     OrphanedStateDeleted,

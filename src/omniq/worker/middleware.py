@@ -23,10 +23,10 @@ from types import ModuleType
 from typing import Any
 
 from omniq.errors import InvalidValue, MiddlewareError, SettingsError, UnguardedModule
-from omniq.import_guard import importing
 from omniq.log.user_frames import where
 from omniq.tasks.context import TaskContext
 from omniq.tasks.function_lookup import main_name
+from omniq.tasks.import_guard import importing
 
 CallNext = Callable[[], Awaitable[Any]]
 """Runs the rest: the next middleware, and at last the function. To be awaited once."""

@@ -9,9 +9,10 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar
 
 from omniq import events
-from omniq._blocking import BlockingFace, any_wait, blocking
-from omniq._futures import finish
-from omniq._portal import Portal
+from omniq.concurrency.blocking import BlockingFace, any_wait, blocking
+from omniq.concurrency.futures import finish
+from omniq.concurrency.portal import Portal
+from omniq.concurrency.running_task import running_task
 from omniq.errors import (
     InvalidValue,
     LifespanFailed,
@@ -20,11 +21,10 @@ from omniq.errors import (
     StorageError,
 )
 from omniq.events import Dispatcher
-from omniq.import_guard import refuse_during_import
 from omniq.models import check_int, check_name, check_names, check_seconds
-from omniq.running_task import running_task
 from omniq.storage.base import BaseStorage
 from omniq.tasks.error_rules import ErrorRules, rules_at
+from omniq.tasks.import_guard import refuse_during_import
 from omniq.tasks.task_builder import builder_for
 from omniq.worker.lifespan import Lifespan, lifespan_of
 from omniq.worker.loop_watchdog import PATIENCE

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from omniq import events, log
-from omniq._futures import finish
+from omniq.concurrency.futures import finish
 from omniq.errors import LeaseLost, LifespanFailed, OmniqError, PoolStopped, StorageError
 from omniq.events import Dispatcher
 from omniq.storage.base import BaseStorage

@@ -15,8 +15,8 @@ from omniq._version import __version__
 from omniq.clock import Clock
 from omniq.models import Task, Version
 from omniq.outcomes import Failed, Outcome, Retried, Succeeded
-from omniq.run_counts import MAX_LINES, OTHERS, FunctionCounts, PeriodCounts, RunCounts
 from omniq.storage.base import BaseStorage
+from omniq.storage.run_counts import MAX_LINES, OTHERS, FunctionCounts, PeriodCounts, RunCounts
 from omniq.worker.code_version import code_version
 
 _MINUTE = 60

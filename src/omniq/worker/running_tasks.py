@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from omniq._futures import finish
 from omniq.clock import Clock
+from omniq.concurrency.futures import finish
 from omniq.errors import FunctionNotFound
 from omniq.models import NO_TIMEOUT, Task, TaskError
 from omniq.outcomes import Failed, Outcome, Succeeded

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from datetime import datetime
 
-from omniq._backoff import backoff
+from omniq.concurrency.backoff import backoff
 from omniq.errors import NotSealed
 from omniq.events import Dispatcher, ScheduleFired, ScheduleMissed
 from omniq.failpoints import hit

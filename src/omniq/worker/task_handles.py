@@ -6,11 +6,11 @@ from collections.abc import Coroutine
 from datetime import datetime
 from typing import Any, TypeVar
 
-from omniq._portal import Portal
-from omniq.durations import Duration
+from omniq.concurrency.portal import Portal
 from omniq.models import Progress, Task, TaskStatus
 from omniq.operations.handle import AsyncTaskHandle
 from omniq.storage.base import BaseStorage
+from omniq.tasks.durations import Duration
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.steps import WorkerServices, run_on_loop_of
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, s
 from typing import Any, TypeVar
 
 from omniq import events
-from omniq._backoff import backoff
+from omniq.concurrency.backoff import backoff
 from omniq.errors import (
     StaleClaim,
     StorageClosed,

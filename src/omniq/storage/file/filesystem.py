@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from omniq.errors import StorageError, StorageRefused
-from omniq.places import PlaceRules
+from omniq.settings.places import PlaceRules
 from omniq.storage.backend import Moved
 from omniq.storage.file.encoding import HEADER_SIZE, Kind, NotARecord, declared_size
 from omniq.storage.file.shared_file import open_shared

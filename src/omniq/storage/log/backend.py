@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from omniq._futures import finish
-from omniq._process_id import PROCESS_ID
 from omniq.clock import Clock
+from omniq.concurrency.futures import finish
+from omniq.concurrency.process_id import PROCESS_ID
 from omniq.errors import LeaseLost, StorageClosed, StorageError
 from omniq.models import WorkerInfo
 from omniq.storage.backend import Backend, Counts, Lease, Moved, Work, complete

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from omniq.errors import SettingsError
-from omniq.masking import is_secret_name, mask_url
+from omniq.text.masking import is_secret_name, mask_url
 
 _KNOWN = "replicas, monitor, host, token, creds, nkey, tls, tls_ca, tls_cert, tls_key"
 _UNREADABLE = (

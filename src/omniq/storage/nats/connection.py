@@ -19,8 +19,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from omniq._backoff import backoff
 from omniq.clock import SYSTEM_CLOCK
+from omniq.concurrency.backoff import backoff
 from omniq.errors import SettingsError, StorageClosed, StorageError, StorageRefused
 from omniq.storage.connection_advice import connect_timeout, network_advice
 from omniq.storage.nats.address import Address

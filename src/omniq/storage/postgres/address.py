@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from omniq.errors import SettingsError
-from omniq.masking import mask_url
+from omniq.text.masking import mask_url
 
 UNREADABLE = (
     "cannot be read; is the port a number from 1 to 65535, and are special characters of the "

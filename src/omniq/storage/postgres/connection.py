@@ -15,8 +15,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import asyncpg
 
-from omniq._backoff import backoff
 from omniq.clock import Clock
+from omniq.concurrency.backoff import backoff
 from omniq.errors import (
     LeaseLost,
     OmniqError,
@@ -26,11 +26,11 @@ from omniq.errors import (
     StorageError,
     StorageRefused,
 )
-from omniq.masking import mask_url
 from omniq.storage.backend import Moved
 from omniq.storage.connection_advice import connect_timeout, network_advice
 from omniq.storage.postgres import address
 from omniq.storage.postgres.statements import PLANNER_SETTINGS, SEARCH_PATH
+from omniq.text.masking import mask_url
 
 _T = TypeVar("_T")
 

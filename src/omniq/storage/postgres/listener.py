@@ -11,8 +11,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Literal
 
-from omniq._backoff import backoff
 from omniq.clock import Clock
+from omniq.concurrency.backoff import backoff
 from omniq.errors import StorageError
 from omniq.storage.postgres import statements
 from omniq.storage.postgres.connection import (

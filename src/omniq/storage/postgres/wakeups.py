@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager, suppress
 from math import inf
 from typing import Any
 
-from omniq._futures import finish
 from omniq.clock import Clock
+from omniq.concurrency.futures import finish
 from omniq.storage.postgres.connection import Target
 from omniq.storage.postgres.encoding import wanted_tasks
 from omniq.storage.postgres.listener import Listener

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from omniq.errors import SettingsError
-from omniq.masking import is_secret_name, mask_url
+from omniq.text.masking import is_secret_name, mask_url
 
 _KNOWN = (
     "db, username, password, client_name; of rediss:// also ssl_ca_certs, ssl_ca_path, "

@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from omniq._futures import finish
 from omniq.clock import Clock
+from omniq.concurrency.futures import finish
 from omniq.errors import LeaseLost, OmniqError, StorageCorrupt, StorageError
 from omniq.models import Runnable, StoredLetter, TaskStatus, WorkerInfo
 from omniq.serialization import encode_internal, internal_decoder

@@ -18,7 +18,7 @@ from typing import Any, cast
 import hiredis
 import msgspec
 
-from omniq._futures import finish
+from omniq.concurrency.futures import finish
 from omniq.errors import (
     OmniqError,
     StorageClosed,
@@ -26,9 +26,9 @@ from omniq.errors import (
     StorageError,
     StorageRefused,
 )
-from omniq.masking import mask_url
 from omniq.storage.connection_advice import connect_timeout, network_advice
 from omniq.storage.redis.address import Address, parse
+from omniq.text.masking import mask_url
 
 DAMAGED_COUNTER = "a counter of the store is damaged: restore the store from a backup"
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from omniq._backoff import backoff
 from omniq.clock import SYSTEM_CLOCK, Clock
+from omniq.concurrency.backoff import backoff
 from omniq.errors import StorageError
 from omniq.storage.redis.connection import (
     ConnectionLost,

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from omniq._backoff import backoff
 from omniq.clock import SYSTEM_CLOCK
+from omniq.concurrency.backoff import backoff
 from omniq.errors import StorageError
 from omniq.storage.redis.connection import ServerConnection
 

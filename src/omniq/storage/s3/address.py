@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from omniq.errors import SettingsError
-from omniq.masking import mask_url
+from omniq.text.masking import mask_url
 
 _KNOWN = ("endpoint", "region")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")

@@ -22,8 +22,8 @@ from obstore.exceptions import (
 )
 from obstore.store import S3Store
 
-from omniq._process_id import PROCESS_ID
 from omniq.clock import Clock, to_micros
+from omniq.concurrency.process_id import PROCESS_ID
 from omniq.errors import StorageError, StorageRefused
 from omniq.storage.s3.address import Address
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 from weakref import WeakSet
 
 from omniq.errors import InvalidTask, OmniqError, StorageCorrupt, StorageError
-from omniq.places import PlaceRules
+from omniq.settings.places import PlaceRules
 from omniq.storage.permissions import check_database, make_store_folder
 from omniq.storage.sqlite.upgrade import FUNCTIONS
 

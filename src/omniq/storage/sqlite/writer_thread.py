@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from omniq._futures import set_result
+from omniq.concurrency.futures import set_result
 from omniq.errors import OmniqError, StorageClosed
 from omniq.failpoints import hit
 from omniq.storage.sqlite.connection import Connection, Database, DriverError

@@ -14,8 +14,8 @@ import pytest
 from omniq.errors import LeaseLost, StaleClaim, StorageClosed
 from omniq.models import AuditEntry, Progress, Schedule, TaskStatus, Version
 from omniq.outcomes import Released
-from omniq.run_counts import PeriodCounts, RunCounts
 from omniq.storage.base import BaseStorage
+from omniq.storage.run_counts import PeriodCounts, RunCounts
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
 from omniq.testing.clock import START, ManualClock
 from omniq.testing.contract._suite import (

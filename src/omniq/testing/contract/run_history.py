@@ -11,8 +11,8 @@ import pytest
 from omniq.clock import to_micros
 from omniq.errors import InvalidValue
 from omniq.models import AuditEntry, Version
-from omniq.run_counts import FunctionCounts, PeriodCounts, RunCounts
 from omniq.storage.base import BaseStorage
+from omniq.storage.run_counts import FunctionCounts, PeriodCounts, RunCounts
 from omniq.testing.builders import some_tasks
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import LEASE, ContractPart, OpenAnother, promise

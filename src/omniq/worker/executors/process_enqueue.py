@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar, assert_never, cast
 
 import msgspec
 
-from omniq._portal import Portal
 from omniq.clock import Clock
+from omniq.concurrency.portal import Portal
 from omniq.errors import (
     DuplicateTask,
     InvalidTask,

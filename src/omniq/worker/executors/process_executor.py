@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from omniq import log
-from omniq._futures import set_result
 from omniq.clock import SYSTEM_CLOCK, Clock
+from omniq.concurrency.futures import set_result
 from omniq.errors import NotSealed, OmniqError, SerializationError, StaleClaim
 from omniq.models import Task, TaskError
 from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from omniq._futures import set_result
+from omniq.concurrency.futures import set_result
 from omniq.models import TaskError
 from omniq.tasks.control import Signal
 from omniq.tasks.signature import as_raised

@@ -17,9 +17,9 @@ from typing import NoReturn, TextIO
 
 from omniq import log
 from omniq.errors import InvalidValue, OmniqError, ScheduleNotFound, SettingsError, TaskNotFound
-from omniq.escaping import visible
 from omniq.log import LogConfig
 from omniq.log.stderr import write_stderr
+from omniq.text.escaping import visible
 
 FAILURE = 1
 BAD_USAGE = 2

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 from omniq.errors import OmniqError, SettingsError, UnguardedModule
-from omniq.import_guard import importing
 from omniq.log.user_frames import where
+from omniq.tasks.import_guard import importing
 from omniq.worker.import_path import named_folder
 from omniq.worker.process.task_modules import modules_with_tasks
 

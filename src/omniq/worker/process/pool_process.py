@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import msgspec
 
 from omniq import log
-from omniq._backoff import backoff
-from omniq._event_loop import run_until_done
+from omniq.concurrency.backoff import backoff
+from omniq.concurrency.event_loop import run_until_done
 from omniq.errors import (
     OmniqError,
     SettingsError,

@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from types import FunctionType
 
 from omniq.errors import FunctionNotFound
-from omniq.masking import mask_url
 from omniq.storage import BaseStorage
 from omniq.storage.urls import local_path
 from omniq.tasks.function_lookup import MARKED, is_refused
 from omniq.tasks.functions import FunctionCache, options_of
+from omniq.text.masking import mask_url
 
 _MOST_NAMES = 10
 

@@ -28,11 +28,11 @@ from omniq.errors import (
     StorageError,
 )
 from omniq.events import Dispatcher, WorkerStopping
-from omniq.import_guard import refuse_during_import
 from omniq.models import check_int, check_name, check_names, check_seconds
 from omniq.settings import Settings
 from omniq.storage import BaseStorage, open_storage
 from omniq.storage.urls import KIND_SETTINGS, storage_url
+from omniq.tasks.import_guard import refuse_during_import
 from omniq.worker.lifespan import Lifespan, importable_path
 from omniq.worker.middleware import Middleware, name_of
 from omniq.worker.process import console

@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from omniq import log
-from omniq._backoff import backoff
 from omniq.clock import Clock
+from omniq.concurrency.backoff import backoff
 from omniq.events import Dispatcher, ProcessEnded, ProcessStarted
 from omniq.log import LogConfig
 from omniq.worker.process.pool_process import Ended, Notice, Ready, WorkerConfig

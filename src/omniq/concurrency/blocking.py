@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from functools import update_wrapper
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from omniq._portal import Portal
+from omniq.concurrency.portal import Portal
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

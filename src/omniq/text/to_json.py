@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from omniq.masking import is_secret_name, mask_text
+from omniq.text.masking import is_secret_name, mask_text
 
 REDACTED = "[redacted]"
 

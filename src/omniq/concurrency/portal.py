@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from omniq._event_loop import run_until_done
 from omniq.clock import SYSTEM_CLOCK
+from omniq.concurrency.event_loop import run_until_done
 from omniq.errors import CallTimeout, InvalidTask, StorageClosed, StorageError
 
 _T = TypeVar("_T")

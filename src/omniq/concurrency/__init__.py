@@ -1,0 +1,10 @@
+"""Event loops, threads and processes: what the other packages share.
+
+- `portal`: the bridge from blocking code to an event loop in another thread
+- `blocking`: blocking classes made from async ones
+- `event_loop`: runs a loop that the code of tasks cannot end
+- `futures`: completes futures that may be done already
+- `backoff`: growing pauses between attempts
+- `running_task`: which task runs here: what the lines of its code are marked with
+- `process_id`: the id of this process
+"""
