@@ -510,7 +510,7 @@ class EndedWorker(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditEntry(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator has changed, or tried to change: never with arguments."""
+    """What an operator has changed, or tried to change: never with arguments. `note` is what the operator wrote."""
 
     at: datetime
     action: str
@@ -518,6 +518,7 @@ class AuditEntry(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     by: str
     client: str = ""
+    note: str = ""
 
 
 class Version(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):

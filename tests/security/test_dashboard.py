@@ -390,8 +390,8 @@ def test_s17_secrets_are_compared_in_constant_time(monkeypatch):
     roles = [sessions.role_of(guess) for guess in (SECRET[:-1] + "x", "y", SECRET, VIEWER)]
 
     assert roles == [None, None, Role.OPERATOR, Role.VIEWER]
-    # Both secrets, and equal lengths: timing reveals neither a prefix nor the length.
-    assert compared == [(32, 32)] * 8
+    # All three secrets, and equal lengths: timing reveals neither a prefix nor the length.
+    assert compared == [(32, 32)] * 12
 
 
 # S18

@@ -5,6 +5,7 @@ application to mount. Every request is refused until `Access` grants it a role.
 
 | module | what it does |
 |---|---|
+| `action_requests` | the parameters of the actions |
 | `actions` | the actions of an operator, shared by the pages and the API |
 | `api` | the JSON endpoints |
 | `app` | builds the application: routes, sign-in, error responses |
@@ -17,21 +18,26 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `cookies` | the session, and the message that the next page shows |
 | `history_pages` | the pages of functions, single queues and single workers |
 | `jobs` | bulk changes in the background, and their progress |
+| `kept_forms` | a refused form, shown again with what was typed |
 | `live_stream` | the server-sent events of `/api/stream` |
 | `middleware` | refuses unknown hosts, other sites and unauthenticated requests; security headers |
 | `openapi` | the OpenAPI document |
+| `operator_notes` | notes and mutes, read from the audit log |
 | `operator_pages` | forms for new tasks and schedules, jobs, limits, the audit log |
 | `pages` | the other HTML pages |
 | `problems` | what an operator should act on |
 | `queries` | query parameters, and the reads that pages and API share |
 | `rendering` | templates and their filters |
+| `rights` | what each role may do |
 | `sampler` | snapshots of the storage, shared by all pages and streams |
 | `search_connection` | a second connection to the storage, for searches |
 | `server` | runs the application with uvicorn, for `omniq dashboard` |
+| `sorting` | the orders of tables |
+| `waterfall` | the waits and runs of a task as bars |
 | `wrong_secrets` | slows down clients that guess secrets |
 """
 
 from omniq.dashboard.app import create_app
-from omniq.dashboard.authentication import Access, Role
+from omniq.dashboard.authentication import Access, Identity, Role
 
-__all__ = ["Access", "Role", "create_app"]
+__all__ = ["Access", "Identity", "Role", "create_app"]

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from datetime import UTC
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from omniq.dashboard import bulk_jobs, queries
+from omniq.dashboard.action_requests import (
+    ActionRequest,
+    AddNote,
+    BackfillSchedule,
+    BreakerName,
+    BulkDead,
+    BulkTasks,
+    ChangeTask,
+    EnqueueTask,
+    FlowId,
+    GroupId,
+    JobId,
+    MuteGroup,
+    PurgeQueue,
+    PutSchedule,
+    QueueName,
+    RetryEdited,
+    RetryFlow,
+    RetryTasks,
+    ScheduleId,
+    SendEvent,
+    TaskIds,
+    WorkerId,
+)
 from omniq.dashboard.app_state import AppState
 from omniq.dashboard.jobs import Verb
 from omniq.errors import InvalidValue, OmniqError, ScheduleNotFound, TaskNotFound
@@ -20,167 +43,7 @@ from omniq.operations.redaction import restored
 from omniq.operations.task_changes import change_task, enqueue_again
 from omniq.tasks.durations import seconds_in
 
-MAX_IDS = 500
 _MAX_TASKS = 10_000
-
-Id = Annotated[str, Meta(min_length=1, max_length=128)]
-Ids = Annotated[list[Id], Meta(min_length=1, max_length=MAX_IDS)]
-Text = Annotated[str, Meta(min_length=1, max_length=512)]
-Zoned = Annotated[datetime, Meta(tz=True)]
-
-
-class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The parameters of an action."""
-
-    @property
-    def subject(self) -> str:
-        """What the action changes, for the audit event: names and ids, never arguments."""
-        names = ("id", "name", "queue", "function", "reason", "group", "status", "ids")
-        values = [getattr(self, name, None) for name in names]
-        return " ".join(_shortened(value) for value in values if value)
-
-
-class TaskIds(ActionRequest, frozen=True, kw_only=True):
-    """Tasks, by id."""
-
-    ids: Ids
-
-
-class RetryTasks(TaskIds, frozen=True, kw_only=True):
-    """Dead letters, by id. `from_start` discards the results of completed steps."""
-
-    from_start: bool = False
-
-
-class RetryEdited(ActionRequest, frozen=True, kw_only=True):
-    """A dead letter and its new arguments. `[redacted]` stands for the stored value."""
-
-    id: Id
-    args: list[Any] | None = None
-    kwargs: dict[str, Any] | None = None
-    from_start: bool = False
-
-
-class BulkDead(ActionRequest, frozen=True, kw_only=True):
-    """All dead letters that match: of a group, a function, a reason, or with a text in the error."""
-
-    group: Text | None = None
-    function: Text | None = None
-    type: Text | None = None
-    reason: Text | None = None
-    error: str = ""
-
-
-class BulkTasks(ActionRequest, frozen=True, kw_only=True):
-    """All tasks that match a search, optionally of one status."""
-
-    q: str = ""
-    status: TaskStatus | None = None
-
-
-class JobId(ActionRequest, frozen=True, kw_only=True):
-    """A bulk change, which runs in the background."""
-
-    id: Id
-
-
-class ChangeTask(ActionRequest, frozen=True, kw_only=True):
-    """A waiting task, and its new priority, queue or eta."""
-
-    id: Id
-    priority: int | None = None
-    new_queue: Id | None = None
-    eta: Zoned | None = None
-
-
-class EnqueueTask(ActionRequest, frozen=True, kw_only=True):
-    """A call to enqueue: the function by path or name, its arguments, and where and when it runs."""
-
-    function: Text
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    queue: Id | None = None
-    priority: int | None = None
-    eta: Zoned | None = None
-
-
-class PutSchedule(ActionRequest, frozen=True, kw_only=True):
-    """A schedule to add or replace: a cron expression, or an interval in seconds or as `5m`.
-
-    `[redacted]` stands for the stored value.
-    """
-
-    id: Id
-    function: Text
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    cron: Text | None = None
-    tz: Text | None = None
-    interval: Text | None = None
-    queue: Id | None = None
-    missed: Literal["skip", "once", "all"] = "once"
-    overlap: Literal["allow", "skip", "queue", "cancel_old"] = "allow"
-
-
-class BreakerName(ActionRequest, frozen=True, kw_only=True):
-    """A circuit breaker."""
-
-    name: Text
-
-
-class QueueName(ActionRequest, frozen=True, kw_only=True):
-    """A queue."""
-
-    queue: Id
-
-
-class PurgeQueue(QueueName, frozen=True, kw_only=True):
-    """A queue, and its name a second time to prevent a purge by mistake."""
-
-    confirm: str
-
-
-class WorkerId(ActionRequest, frozen=True, kw_only=True):
-    """A worker."""
-
-    id: Id
-
-
-class ScheduleId(ActionRequest, frozen=True, kw_only=True):
-    """A schedule."""
-
-    id: Id
-
-
-class BackfillSchedule(ScheduleId, frozen=True, kw_only=True):
-    """A schedule and the time range whose missed times to run."""
-
-    start: Zoned
-    end: Zoned
-
-
-class FlowId(ActionRequest, frozen=True, kw_only=True):
-    """A flow."""
-
-    id: Id
-
-
-class RetryFlow(FlowId, frozen=True, kw_only=True):
-    """A flow that did not succeed, and the node to run again, with all that come after it."""
-
-    node: Text | None = None
-
-
-class SendEvent(ActionRequest, frozen=True, kw_only=True):
-    """An event, its value, and the task or flow that waits for it; without `id`, all that wait for its name.
-
-    `text` is a value that is a text, without quotes.
-    """
-
-    id: Id | None = None
-    name: Id
-    value: Any = None
-    text: str | None = None
 
 
 class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,12 +57,16 @@ class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Action(msgspec.Struct, frozen=True):
-    """An action. `path` is its path below `/api` and below `/act`."""
+    """An action. `path` is its path below `/api` and below `/act`.
+
+    `is_entry`: its only effect is the entry in the audit log.
+    """
 
     path: str
     summary: str
     request_type: type[ActionRequest]
     handler: Callable[[AppState, Any], Awaitable[ActionResult]]
+    is_entry: bool = False
 
 
 async def retry(state: AppState, request: RetryTasks) -> ActionResult:
@@ -235,7 +102,11 @@ def bulk(verb: Verb) -> Callable[[AppState, Any], Awaitable[ActionResult]]:
     """The handler that starts a bulk change."""
 
     async def handle(state: AppState, request: BulkDead | BulkTasks) -> ActionResult:
-        given = {name: value for name, value in msgspec.structs.asdict(request).items() if value}
+        given = {
+            name: value
+            for name, value in msgspec.structs.asdict(request).items()
+            if value and name != "note"
+        }
         if not given:
             # A form without a condition is more likely a mistake than intended.
             raise InvalidValue(
@@ -436,6 +307,18 @@ async def send_event(state: AppState, request: SendEvent) -> ActionResult:
     return ActionResult(message=f"Event {request.name} sent")
 
 
+async def mute_group(state: AppState, request: MuteGroup) -> ActionResult:
+    return ActionResult(message=f"Group muted for {count_of(request.days, 'day')}")
+
+
+async def unmute_group(state: AppState, request: GroupId) -> ActionResult:
+    return ActionResult(message="Group no longer muted")
+
+
+async def add_note(state: AppState, request: AddNote) -> ActionResult:
+    return ActionResult(message="Note added")
+
+
 ACTIONS = {
     action.path: action
     for action in (
@@ -455,6 +338,9 @@ ACTIONS = {
         Action("bulk/delete", "Delete all ended tasks that match", BulkTasks, bulk("delete")),
         Action("dead/retry", "Retry all dead letters that match", BulkDead, bulk("retry-dead")),
         Action("dead/delete", "Delete all dead letters that match", BulkDead, bulk("delete-dead")),
+        Action("dead/mute", "Mute a group of dead letters", MuteGroup, mute_group, True),
+        Action("dead/unmute", "End the mute of a group", GroupId, unmute_group, True),
+        Action("notes/add", "Add a note about a page", AddNote, add_note, True),
         Action("jobs/stop", "Stop a bulk change", JobId, stop_job),
         Action("breakers/close", "Close a circuit breaker", BreakerName, close_breaker),
         Action("workers/stop", "Stop a worker", WorkerId, stop_worker),
@@ -537,12 +423,6 @@ def _result_of(report: bulk_actions.BulkReport, verb: str) -> ActionResult:
         else:
             message = f"Nothing {verb}: {why}"
     return ActionResult(message=message, done=report.done, refused=report.refused)
-
-
-def _shortened(value: object) -> str:
-    if isinstance(value, list):
-        return ",".join(value[:5]) + (f" and {len(value) - 5} more" if len(value) > 5 else "")
-    return str(value)
 
 
 def _json(name: str, text: str) -> Any:

@@ -169,7 +169,8 @@ async def sign_in(request: Request) -> Response:
     if role is None:
         await state.wrong_secrets.delay(client_of(request.scope))
         return _login_page(request, 403, "Wrong secret.", fields.get("next", ""))
-    return _signed_in(request, state.sessions.begin(role), own_path(fields.get("next", "")))
+    session = state.sessions.begin(role, fields.get("name", ""))
+    return _signed_in(request, session, own_path(fields.get("next", "")))
 
 
 def _signed_in(request: Request, session: Session, path: str) -> Response:
@@ -197,7 +198,7 @@ def _login_page(request: Request, status: int, error: str = "", path: str = "") 
         "login.html",
         status,
         error=error,
-        has_secrets=access.operator is not None or access.viewer is not None,
+        has_secrets=access.has_secrets,
         is_authorized=access.authorize is not None,
         next_path=own_path(path or request.scope.get("omniq.next", "")),
     )

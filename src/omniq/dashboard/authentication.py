@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,28 +16,46 @@ from omniq.clock import Clock, new_secret
 from omniq.errors import SettingsError
 
 OPERATOR_VARIABLE = "OMNIQ_DASHBOARD_OPERATOR"
+SUPPORT_VARIABLE = "OMNIQ_DASHBOARD_SUPPORT"
 VIEWER_VARIABLE = "OMNIQ_DASHBOARD_VIEWER"
 LINK_SECONDS = 600.0
 """How long a one-time link is valid."""
 
 _MIN_SECRET_LENGTH = 12
 _SESSION_SECONDS = 12 * 3_600
-_MAX_COOKIE_LENGTH = 200
+_MAX_COOKIE_LENGTH = 500
+MAX_NAME = 60
 _MAX_ENDED = 10_000
 _KEY_ROUNDS = 100_000
 
 
 class Role(StrEnum):
-    """A viewer reads; an operator may also perform actions."""
+    """A viewer reads; support also repeats and cancels single tasks; an operator may perform every action."""
 
     VIEWER = "viewer"
+    SUPPORT = "support"
     OPERATOR = "operator"
 
 
-Authorize = Callable[[Mapping[str, Any]], Role | Awaitable[Role | None] | None]
-"""Returns the role of the user, given the ASGI scope of a request; None to refuse the request.
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """A user of the surrounding application: the role, the name for the audit log, and what the user may do.
 
-It may be an `async def`. Anything but a `Role` refuses the request.
+    `actions` are paths of actions, such as `tasks/retry`, or patterns, such as `queues/*`; None: all that
+    the role has. They never allow more than the role does.
+    """
+
+    role: Role
+    name: str = ""
+    actions: tuple[str, ...] | None = None
+
+
+Answer = Role | Identity | None
+
+Authorize = Callable[[Mapping[str, Any]], Answer | Awaitable[Answer]]
+"""Returns the role or the identity of the user, given the ASGI scope of a request; None to refuse the request.
+
+It may be an `async def`. Any other value refuses the request.
 """
 
 
@@ -44,7 +63,7 @@ It may be an `async def`. Anything but a `Role` refuses the request.
 class Access:
     """Who may use the dashboard. Without any credentials, only one-time links grant access.
 
-    `operator` and `viewer` are secrets: people sign in with them, and programs send them as a
+    `operator`, `support` and `viewer` are secrets: people sign in with them, and programs send them as a
     bearer token. `authorize` lets the surrounding application decide. `hosts` are the host names
     that requests may use, besides those of the loopback interface. `read_only` makes every user a
     viewer.
@@ -55,6 +74,7 @@ class Access:
 
     operator: str | None = field(default=None, repr=False)
     viewer: str | None = field(default=None, repr=False)
+    support: str | None = field(default=None, repr=False)
     authorize: Authorize | None = None
     hosts: tuple[str, ...] = ()
     read_only: bool = False
@@ -62,7 +82,8 @@ class Access:
     https: bool = False
 
     def __post_init__(self) -> None:
-        for name, secret in (("operator", self.operator), ("viewer", self.viewer)):
+        for name in Role:
+            secret = self.secret_of(name)
             if secret is not None and len(secret) < _MIN_SECRET_LENGTH:
                 raise SettingsError(
                     f"the dashboard's {name} secret is too short: "
@@ -85,10 +106,11 @@ class Access:
         trusted_proxies: tuple[str, ...] = (),
         https: bool = False,
     ) -> Access:
-        """The secrets in OMNIQ_DASHBOARD_OPERATOR and OMNIQ_DASHBOARD_VIEWER, if they are set."""
+        """The secrets in OMNIQ_DASHBOARD_OPERATOR, OMNIQ_DASHBOARD_SUPPORT and OMNIQ_DASHBOARD_VIEWER, if they are set."""
         return cls(
             operator=os.environ.get(OPERATOR_VARIABLE) or None,
             viewer=os.environ.get(VIEWER_VARIABLE) or None,
+            support=os.environ.get(SUPPORT_VARIABLE) or None,
             hosts=hosts,
             read_only=read_only,
             trusted_proxies=trusted_proxies,
@@ -98,16 +120,34 @@ class Access:
     @property
     def has_credentials(self) -> bool:
         """Whether a user can get access without a one-time link."""
-        return self.operator is not None or self.viewer is not None or self.authorize is not None
+        return self.has_secrets or self.authorize is not None
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether people can sign in with a secret."""
+        return any(self.secret_of(role) is not None for role in Role)
+
+    def secret_of(self, role: Role) -> str | None:
+        """The secret that grants the role; None without one."""
+        secrets = {
+            Role.VIEWER: self.viewer,
+            Role.SUPPORT: self.support,
+            Role.OPERATOR: self.operator,
+        }
+        return secrets[role]
 
 
 @dataclass(frozen=True)
 class Session:
-    """A signed-in browser. `cookie` is what it stores; every change must carry `token`."""
+    """A signed-in browser. `cookie` is what it stores; every change must carry `token`.
+
+    `name` is what the user entered at the sign-in, and as trustworthy as those who have the secret.
+    """
 
     cookie: str = field(repr=False)
     role: Role
     token: str = field(repr=False)
+    name: str = ""
 
 
 class Sessions:
@@ -144,17 +184,15 @@ class Sessions:
 
     def role_of(self, secret: str) -> Role | None:
         """The role that the secret grants; None if it is wrong."""
-        # Both are always compared, and in full: the duration reveals nothing about either.
-        is_operator = _is_same(self._access.operator, secret)
-        is_viewer = _is_same(self._access.viewer, secret)
-        if is_operator:
-            return Role.OPERATOR
-        return Role.VIEWER if is_viewer else None
+        # All are always compared, and in full: the duration reveals nothing about any.
+        same = {role: _is_same(self._access.secret_of(role), secret) for role in Role}
+        return next((role for role in reversed(Role) if same[role]), None)
 
-    def begin(self, role: Role) -> Session:
-        """A new session."""
+    def begin(self, role: Role, name: str = "") -> Session:
+        """A new session, of a user with this name."""
         ends = int(self._clock.now().timestamp()) + _SESSION_SECONDS
-        return self._signed(role, f"{role}.{ends}.{new_secret()}")
+        packed = urlsafe_b64encode(plain_name(name).encode()).decode().rstrip("=")
+        return self._signed(role, f"{role}.{ends}.{new_secret()}.{packed}")
 
     def find(self, cookie: str) -> Session | None:
         """The session of a cookie; None if it is not signed, has expired, or was ended here."""
@@ -177,12 +215,13 @@ class Sessions:
 
     def _signed(self, role: Role, text: str) -> Session:
         key = self._key(role)
-        return Session(f"{text}.{_keyed(key, b'cookie', text)}", role, _keyed(key, b"token", text))
+        cookie = f"{text}.{_keyed(key, b'cookie', text)}"
+        return Session(cookie, role, _keyed(key, b"token", text), _name_in(text))
 
     def _key(self, role: Role) -> bytes:
         """The key of a role. That of one role says nothing about the secret of the other."""
         if role not in self._keys:
-            secret = self._access.operator if role is Role.OPERATOR else self._access.viewer
+            secret = self._access.secret_of(role)
             # With many rounds, since a cookie that leaks could be used to try secrets.
             self._keys[role] = hashlib.pbkdf2_hmac(
                 "sha256",
@@ -202,6 +241,25 @@ def form_session(cookie: str, role: Role) -> Session:
     known = cookie if cookie.startswith("form.") and len(cookie) <= _MAX_COOKIE_LENGTH else ""
     cookie = known or f"form.{new_secret()}"
     return Session(cookie, role, _digest(f"omniq form token {cookie}").hex())
+
+
+def plain_name(name: str) -> str:
+    """The name as one short line without control characters.
+
+    >>> plain_name("  Ada\\nLovelace ")
+    'Ada Lovelace'
+    """
+    words = "".join(each if each.isprintable() else " " for each in name).split()
+    return " ".join(words)[:MAX_NAME]
+
+
+def _name_in(text: str) -> str:
+    """The name in the text of a cookie; empty without one, or if it cannot be read: it is not yet checked."""
+    packed = text.split(".")[3:4]
+    try:
+        return plain_name(urlsafe_b64decode("".join(packed) + "===").decode())
+    except ValueError:
+        return ""
 
 
 def is_token_of(session: Session, given: str) -> bool:

@@ -10,9 +10,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from omniq.dashboard import actions
+from omniq.dashboard.action_requests import ActionRequest
 from omniq.dashboard.app_state import state_of
-from omniq.dashboard.authentication import Role, is_token_of
+from omniq.dashboard.authentication import is_token_of
 from omniq.dashboard.middleware import MAX_BODY, client_of, user_of
+from omniq.dashboard.rights import may
 from omniq.errors import OmniqError
 from omniq.events import OperatorActed
 from omniq.models import AuditEntry
@@ -25,7 +27,7 @@ _MAX_SUBJECT = 500
 async def perform_authorized(
     request: Request,
     action: actions.Action,
-    parse: Callable[[], actions.ActionRequest],
+    parse: Callable[[], ActionRequest],
     token: str,
 ) -> actions.ActionResult:
     """Perform the action if the user may. Every attempt is audited, refused ones too.
@@ -34,9 +36,9 @@ async def perform_authorized(
     """
     user = user_of(request)
     audit = _Audit(request, action)
-    if user.role is not Role.OPERATOR:
-        await audit.record("", "refused (not an operator)")
-        raise HTTPException(403, "only an operator may change something")
+    if not may(user, action.path):
+        await audit.record("", f"refused (not allowed to a {user.role})")
+        raise HTTPException(403, f"{user.shown} may not do this: {action.summary}")
     # A program sends its secret deliberately; a browser sends its cookie with any request.
     if user.session is not None and not is_token_of(user.session, token):
         await audit.record("", "refused (no token)")
@@ -49,7 +51,8 @@ async def perform_authorized(
     except OmniqError as error:
         await audit.record(subject, actions.outcome_of(error))
         raise
-    await audit.record(subject, f"{result.done} done, {len(result.refused)} refused")
+    outcome = f"{result.done} done, {len(result.refused)} refused"
+    await audit.record(subject, outcome, parameters.note, is_effect=action.is_entry)
     return result
 
 
@@ -80,13 +83,16 @@ class _Audit:
         self._request = request
         self._action = action
 
-    async def record(self, subject: str, outcome: str) -> None:
+    async def record(
+        self, subject: str, outcome: str, note: str = "", *, is_effect: bool = False
+    ) -> None:
+        """Record the outcome. With `is_effect` the entry itself is what the user asked for, so it must be stored."""
         state = state_of(self._request)
         event = OperatorActed(
             action=self._action.path,
             subject=subject,
             outcome=outcome,
-            by=user_of(self._request).role,
+            by=user_of(self._request).shown,
             client=client_of(self._request.scope),
         )
         state.events.emit(event)
@@ -97,7 +103,12 @@ class _Audit:
             outcome=outcome,
             by=event.by,
             client=event.client,
+            note=note,
         )
+        if is_effect:
+            await state.storage.add_audit_entry(entry)
+            state.invalidate()
+            return
         # The event has the same data: an unreachable storage must not change the response.
         with suppress(OmniqError):
             await state.storage.add_audit_entry(entry)

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from omniq.dashboard import queries
 from omniq.dashboard.app_state import state_of
+from omniq.dashboard.operator_notes import about, last_of, newest_entries
 from omniq.dashboard.pages import history_charts
 from omniq.dashboard.rendering import page
 from omniq.operations.overview import QueueInfo
@@ -77,9 +78,12 @@ async def queue(request: Request) -> Response:
         async with state.searches.use() as storage:
             return await waiting_reasons(storage, name)
 
+    entries = await newest_entries(state)
     return page(
         request,
         "queue.html",
+        notes=about(entries, f"/queues/{name}", name),
+        paused_by=last_of(entries, "queues/pause", name),
         name=name,
         line=known.get(name, idle),
         history=history,
@@ -108,6 +112,7 @@ async def worker(request: Request) -> Response:
     return page(
         request,
         "worker.html",
+        notes=about(await newest_entries(state), f"/workers/{worker_id}", worker_id),
         worker=view.worker if view is not None else gone.worker if gone else None,
         ended=None if view is not None else gone,
         tasks=() if view is None else view.tasks,

@@ -21,10 +21,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omniq.dashboard.authentication import (
     Access,
     Authorize,
+    Identity,
     Role,
     Session,
     Sessions,
     form_session,
+    plain_name,
 )
 from omniq.dashboard.cookies import session_cookie, set_cookie
 from omniq.dashboard.wrong_secrets import TooManyAttempts, WrongSecrets
@@ -51,10 +53,24 @@ HEADERS = {
 
 
 class User(NamedTuple):
-    """The user of a request. A program that sends its secret with every request has no session."""
+    """The user of a request. A program that sends its secret with every request has no session.
+
+    `actions` limits what the user may do; None: all that the role may.
+    """
 
     role: Role
     session: Session | None
+    name: str = ""
+    actions: tuple[str, ...] | None = None
+
+    @property
+    def shown(self) -> str:
+        """The user in the audit log: the name, if it is known, and the role.
+
+        >>> User(Role.VIEWER, None).shown, User(Role.OPERATOR, None, "ada").shown
+        ('viewer', 'ada (operator)')
+        """
+        return f"{self.name} ({self.role})" if self.name else str(self.role)
 
 
 class AccessMiddleware:
@@ -155,13 +171,13 @@ class AccessMiddleware:
         kind, _, secret = headers.get("authorization", "").partition(" ")
         cookie = session_cookie(headers)
         if self._access.authorize is not None:
-            role = await _ask(self._access.authorize, scope)
-            if role is None:
+            known = await _ask(self._access.authorize, scope)
+            if known is None:
                 return None
-            form = form_session(cookie, role)
+            form = form_session(cookie, known.role)
             if form.cookie != cookie:
                 new_cookies.append(form)
-            return User(self._effective(role), form)
+            return User(self._effective(known.role), form, plain_name(known.name), known.actions)
         if kind.lower() == "bearer":
             role = self._sessions.role_of(secret.strip())
             if role is None:
@@ -169,21 +185,25 @@ class AccessMiddleware:
                 return None
             return User(self._effective(role), None)
         session = self._sessions.find(cookie)
-        return None if session is None else User(self._effective(session.role), session)
+        if session is None:
+            return None
+        return User(self._effective(session.role), session, session.name)
 
     def _effective(self, role: Role) -> Role:
         return Role.VIEWER if self._access.read_only else role
 
 
-async def _ask(authorize: Authorize, scope: Scope) -> Role | None:
-    """The role that the application assigns. Anything but a role refuses the request."""
+async def _ask(authorize: Authorize, scope: Scope) -> Identity | None:
+    """The user that the application knows. Anything but a role or an identity refuses the request."""
     answer = authorize(scope)
-    role = await answer if inspect.isawaitable(answer) else answer
-    if role is None or isinstance(role, Role):
-        return role
+    known = await answer if inspect.isawaitable(answer) else answer
+    if isinstance(known, Role):
+        return Identity(role=known)
+    if known is None or isinstance(known, Identity):
+        return known
     raise TypeError(
-        f"authorize of Access returned {type(role).__name__}: expected a Role, or None to refuse "
-        "the request"
+        f"authorize of Access returned {type(known).__name__}: expected a Role or an Identity, or None "
+        "to refuse the request"
     )
 
 

@@ -27,11 +27,15 @@ from omniq.dashboard.charts import (
     stacked,
 )
 from omniq.dashboard.cookies import set_notice
+from omniq.dashboard.kept_forms import kept_fields
 from omniq.dashboard.middleware import user_of
+from omniq.dashboard.operator_notes import about, last_of, muted_groups, newest_entries
 from omniq.dashboard.problems import problems
 from omniq.dashboard.rendering import own_path, page
 from omniq.dashboard.sampler import Point, Snapshot
-from omniq.errors import InvalidValue
+from omniq.dashboard.sorting import DEAD_SORTS, QUEUE_SORTS, WORKER_SORTS, chosen_sort, names_of
+from omniq.dashboard.waterfall import waterfall
+from omniq.errors import DuplicateTask, InvalidValue, QueueFull
 from omniq.models import Schedule, TaskStatus
 from omniq.operations.doctor import check_storage
 from omniq.operations.explain import explain
@@ -198,6 +202,7 @@ async def task(request: Request) -> Response:
     detail, explanation, flow_id = await state.cached(("task", task_id), read)
     await state.sampler.current()
     safe = without_secrets(detail.task)
+    times = _times(detail, state.clock.now())
     return page(
         request,
         "task.html",
@@ -213,7 +218,9 @@ async def task(request: Request) -> Response:
         editable=_editable(detail),
         waiting=not detail.task.status.is_final and detail.task.owner is None,
         hosts=await _hosts(state),
-        **_times(detail, state.clock.now()),
+        notes=about(await newest_entries(state), f"/tasks/{task_id}", task_id),
+        spans=waterfall(detail, times["started"], times["finished"], state.clock.now()),
+        **times,
         unverified=None if detail.task.is_verified else UNVERIFIED,
         unverified_letter=_unverified_letter(detail),
     )
@@ -274,13 +281,27 @@ async def dead(request: Request) -> Response:
     await state.sampler.current()
     groups = await queries.list_dead_groups(state)
     found = await queries.list_dead_page(state, query)
-    given = {name: text for name, text in request.query_params.items() if text and name != "after"}
+    given = {
+        name: text
+        for name, text in request.query_params.items()
+        if text and name not in ("after", "sort")
+    }
+    entries = await newest_entries(state)
+    muted = muted_groups(entries, state.clock.now())
+    sort, order = chosen_sort(DEAD_SORTS, query.sort)
+    shown = sorted(groups.groups, key=lambda each: (each.id in muted, order(each)))
+    group_path = f"/dead?group={query.group}"
     chosen = next((each for each in groups.groups if each.id == query.group), None)
     return page(
         request,
         "dead.html",
         filters=query,
         groups=groups,
+        shown=shown,
+        sort=sort,
+        sorts=names_of(DEAD_SORTS),
+        muted=muted,
+        notes=about(entries, group_path, query.group) if query.group else [],
         chosen=chosen,
         is_filtered=bool(given.keys() - {"limit"}),
         found=found,
@@ -297,7 +318,17 @@ async def workers(request: Request) -> Response:
     state = state_of(request)
     await state.sampler.current()
     ended = await state.cached("ended", state.storage.ended_workers)
-    return page(request, "workers.html", views=await queries.list_workers(state), ended=ended[:50])
+    query = queries.parse_query(queries.SortQuery, request.query_params.multi_items())
+    sort, order = chosen_sort(WORKER_SORTS, query.sort)
+    views = sorted(await queries.list_workers(state), key=order)
+    return page(
+        request,
+        "workers.html",
+        views=views,
+        ended=ended[:50],
+        sort=sort,
+        sorts=names_of(WORKER_SORTS),
+    )
 
 
 async def schedules(request: Request) -> Response:
@@ -316,11 +347,22 @@ async def queues(request: Request) -> Response:
     points = list(state.sampler.points)
     history = await queries.history_of(state, "1h", parts=True)
     sparks, spark_top = queue_sparks(snapshot, points)
+    query = queries.parse_query(queries.SortQuery, request.query_params.multi_items())
+    sort, order = chosen_sort(QUEUE_SORTS, query.sort)
+    lines = [(line, history.queues.get(line.name)) for line in snapshot.overview.queues]
+    entries = await newest_entries(state)
     return page(
         request,
         "queues.html",
         overview=snapshot.overview,
-        queues=worst_first(snapshot.overview.queues),
+        queues=[line for line, _ in sorted(lines, key=order)],
+        sort=sort,
+        sorts=names_of(QUEUE_SORTS),
+        paused_by={
+            line.name: entry
+            for line, _ in lines
+            if line.paused and (entry := last_of(entries, "queues/pause", line.name))
+        },
         figures=history.queues,
         sparks=sparks,
         spark_top=spark_top,
@@ -350,11 +392,25 @@ def form_handler(action: actions.Action) -> Callable[[Request], Awaitable[Respon
 
     async def handle(request: Request) -> Response:
         fields = await read_form(request)
-        token = next((text for name, text in fields if name == "token"), "")
-        result = await perform_authorized(
-            request, action, lambda: actions.parse_form(action, fields), token
-        )
-        back = result.path or next((text for name, text in fields if name == "back"), "")
+        given = dict(fields)
+        token, back = given.get("token", ""), own_path(given.get("back", ""))
+        try:
+            result = await perform_authorized(
+                request, action, lambda: actions.parse_form(action, fields), token
+            )
+        except (InvalidValue, DuplicateTask, QueueFull) as error:
+            code = 400 if isinstance(error, InvalidValue) else 409
+            kept = kept_fields(fields, str(error))
+            return page(
+                request,
+                "kept_form.html",
+                code,
+                action=action,
+                error=str(error),
+                fields=kept,
+                back=back,
+            )
+        back = result.path or back
         response = RedirectResponse(request.scope.get("root_path", "") + own_path(back), 303)
         session = user_of(request).session
         if session is not None:

@@ -71,6 +71,7 @@ class DeadQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     function: Text | None = None
     type: Text | None = None
     reason: Text | None = None
+    sort: Text = ""
     limit: Size = 50
     after: Text | None = None
 
@@ -92,6 +93,12 @@ class DeadPage(msgspec.Struct, frozen=True):
     after: str | None
     is_cut: bool
     reached: datetime | None
+
+
+class SortQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The order of a table."""
+
+    sort: Text = ""
 
 
 class AuditQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

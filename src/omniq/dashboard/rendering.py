@@ -19,6 +19,7 @@ from omniq.cron import describe_cron
 from omniq.dashboard.app_state import state_of
 from omniq.dashboard.cookies import delete_notice, read_notice
 from omniq.dashboard.middleware import User
+from omniq.dashboard.rights import may
 from omniq.log.user_frames import user_frames
 from omniq.operations.formatting import (
     count_of,
@@ -119,7 +120,7 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
         current_path=request.url.path.removeprefix(request.scope.get("root_path", "")) or "/",
         query=request.url.query,
         user=user,
-        may_change=user is not None and user.role == "operator",
+        may=functools.partial(may, user),
         # A refresh is compressed, so it must not contain a secret: the length of compressed data can disclose it.
         token="" if session is None or refresh is not None else session.token,
         is_refresh=refresh is not None,

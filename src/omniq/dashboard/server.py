@@ -81,7 +81,7 @@ async def serve(
     into the log of a service.
     """
     check_host(host, access)
-    uses_links = access.operator is None and access.viewer is None
+    uses_links = not access.has_secrets
     if uses_links and not _is_terminal(sys.stdout):
         raise SettingsError(
             "the dashboard prints its sign-in link to a terminal only, and there is none. Set "

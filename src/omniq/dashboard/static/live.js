@@ -46,12 +46,13 @@
     mark.dataset.state = state;
   }
 
-  // A part in use is not replaced: it has the focus, selected text, a selected checkbox or something open.
+  // A part in use is not replaced: it has the focus, selected text, a selected checkbox, something open or something typed.
   function inUse(part) {
     const selection = getSelection();
     return part.contains(document.activeElement) ||
       (selection && !selection.isCollapsed && part.contains(selection.anchorNode)) ||
-      part.querySelector("input:checked, details.confirm[open], details.more[open]") !== null;
+      part.querySelector("input:checked, details.confirm[open], details.more[open]") !== null ||
+      [...part.querySelectorAll("input:not([type=hidden], [type=checkbox]), textarea")].some((field) => field.value !== field.defaultValue);
   }
 
   // What was opened stays open.

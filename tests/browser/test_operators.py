@@ -1,0 +1,172 @@
+"""Roles, rights and names of operators, their notes and mutes, and forms that keep what was typed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from omniq.dashboard import Access, Identity, Role
+from tests.browser.served import SECRET, bearer, dashboard_client, sign_in
+
+SUPPORT = "a secret of the support"
+
+
+@pytest.fixture
+async def support(queue):
+    """A client of a dashboard on which support may sign in."""
+    access = Access(operator=SECRET, support=SUPPORT)
+    async with dashboard_client(queue, access) as client:
+        yield client
+
+
+async def act(client, path, secret=SECRET, **fields):
+    return await client.post(f"/api/{path}", json=fields, headers=bearer(secret))
+
+
+async def test_support_repeats_single_tasks_and_changes_nothing_else(support, dead):
+    task_id = await dead()
+
+    retried = await act(support, "tasks/retry", SUPPORT, ids=[task_id])
+    refused = [
+        (await act(support, path, SUPPORT, **fields)).status_code
+        for path, fields in (
+            ("queues/pause", {"queue": "mail"}),
+            ("tasks/delete", {"ids": [task_id]}),
+            ("dead/retry", {"error": "boom"}),
+            ("workers/stop", {"id": "w"}),
+        )
+    ]
+
+    assert retried.json()["done"] == 1
+    assert refused == [403] * 4
+
+
+async def test_pages_show_only_the_buttons_that_a_user_may_use(support, dead):
+    task_id = await dead()
+    await sign_in(support, SECRET)
+    whole = (await support.get(f"/tasks/{task_id}")).text
+    await support.post("/login", data={"secret": SUPPORT})
+    page = (await support.get(f"/tasks/{task_id}")).text
+
+    assert "act/tasks/delete" in whole
+    assert "act/tasks/retry" in page
+    assert "act/tasks/delete" not in page
+    assert "act/tasks/retry-edited" not in page
+
+
+async def test_an_application_limits_the_actions_of_a_user_and_names_the_user(queue):
+    known = Identity(role=Role.OPERATOR, name="ada", actions=("queues/*",))
+    access = Access(authorize=lambda scope: known)
+    async with dashboard_client(queue, access) as client:
+        await queue.enqueue("shop.say", "x")
+        page = (await client.get("/queues/default")).text
+        token = page.split('name="token" value="')[1].split('"')[0]
+        paused = await client.post(
+            "/act/queues/pause", data={"token": token, "queue": "default", "note": "deployment"}
+        )
+        refused = await client.post(
+            "/act/tasks/enqueue", data={"token": token, "function": "shop.say"}
+        )
+        audit = (await client.get("/audit")).text
+        shown = (await client.get("/queues/default")).text
+
+    assert (paused.status_code, refused.status_code) == (303, 403)
+    assert "ada (operator)" in audit
+    assert "by ada (operator)" in shown
+    assert "deployment" in shown
+
+
+async def test_the_name_of_the_sign_in_is_in_the_audit_log(client, queue):
+    await client.post("/login", data={"secret": SECRET, "name": " Ada\nL. "})
+    page = (await client.get("/schedules/new")).text
+    token = page.split('name="token" value="')[1].split('"')[0]
+    await client.post("/act/queues/pause", data={"token": token, "queue": "mail"})
+
+    entries, _ = await queue.storage.audit_log()
+    assert [each.by for each in entries] == ["Ada L. (operator)"]
+
+
+async def test_a_refused_form_keeps_what_was_typed_and_says_what_is_wrong(client, queue):
+    token = await sign_in_for_token(client)
+    fields = {"function": "shop.say", "args": '["half', "queue": "mail", "token": token}
+
+    response = await client.post("/act/tasks/enqueue", data=fields)
+
+    assert response.status_code == 400
+    assert "args: not JSON" in response.text
+    assert "[&#34;half</textarea>" in response.text
+    assert 'name="queue" value="mail"' in response.text
+    assert response.text.index("aria-invalid") < response.text.index("[&#34;half")
+    assert await queue.list_tasks() == []
+
+
+async def test_a_muted_group_is_last_until_the_mute_ends(client, queue, dead):
+    await dead(1, error="database is down")
+    await dead(2, error="no such mailbox")
+    token = await sign_in_for_token(client)
+    groups = (await client.get("/api/dead/groups")).json()["groups"]
+    newest = groups[0]
+    fields = {"token": token, "group": newest["id"], "days": "7", "note": "known, fixed on Monday"}
+
+    before = (await client.get("/dead")).text
+    await client.post("/act/dead/mute", data=fields)
+    after = (await client.get("/dead")).text
+    group = (await client.get(f"/dead?group={newest['id']}")).text
+    await client.post("/act/dead/unmute", data=fields)
+    ended = (await client.get("/dead")).text
+
+    assert before.index(newest["message"]) < before.index(groups[1]["message"])
+    assert after.index(groups[1]["message"]) < after.index(newest["message"])
+    assert "muted until" in after
+    assert "fixed on Monday" in group
+    assert "muted until" not in ended
+
+
+async def test_a_note_is_shown_on_its_page_with_its_author(client, queue):
+    handle = await queue.enqueue("shop.say", "x")
+    token = await sign_in_for_token(client)
+    path = f"/tasks/{handle.id}"
+
+    await client.post(
+        "/act/notes/add",
+        data={"token": token, "about": path, "note": "the customer has called", "back": path},
+    )
+    page = (await client.get(path)).text
+
+    assert "the customer has called" in page
+    assert "operator," in page
+
+
+async def sign_in_for_token(client):
+    """Sign in; returns the token that every change must carry."""
+    await client.post("/login", data={"secret": SECRET})
+    page = (await client.get("/schedules/new")).text
+    return page.split('name="token" value="')[1].split('"')[0]
+
+
+async def test_the_runs_of_a_task_are_bars_with_their_length_and_host(client, queue, dead):
+    task_id = await dead()
+    await client.post("/login", data={"secret": SECRET})
+
+    page = (await client.get(f"/tasks/{task_id}")).text
+
+    assert "Waits and runs" in page
+    assert "attempt 1: failed" in page
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"), [("waiting", "b"), ("failed", "a"), ("name", "a"), ("unknown", "b")]
+)
+async def test_queues_are_sorted_as_chosen(client, queue, sort, first):
+    await queue.options(queue="b").enqueue_many("shop.say", ["1", "2"])
+    await queue.options(queue="a").enqueue("shop.say", "3")
+    page = ""
+    async with asyncio.timeout(30):
+        # The first page may come before the first count.
+        while '/queues/a"' not in page:
+            page = (await client.get(f"/queues?sort={sort}", headers=bearer())).text
+    order = {page.index(f'/queues/{name}"'): name for name in ("a", "b")}
+
+    assert page.count('aria-current="true"') == 1
+    assert order[min(order)] == first
