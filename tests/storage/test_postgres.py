@@ -39,6 +39,7 @@ from omniq.storage.postgres import (
     wakeups,
 )
 from omniq.storage.postgres.enqueue import PART_SIZE
+from omniq.storage.postgres.migrations import NEWEST
 from omniq.storage.postgres.section import PostgresSection
 from omniq.storage.types import Claim
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
@@ -426,7 +427,7 @@ async def test_an_upgraded_store_is_refused_by_an_older_omniq(postgres_url, monk
         assert isinstance(storage, PostgresStorage)
     monkeypatch.setattr(migrations, "NEWEST", 3)
 
-    with pytest.raises(StorageRefused, match=r"version 8.*use a newer omniq"):
+    with pytest.raises(StorageRefused, match=rf"version {NEWEST}.*use a newer omniq"):
         await storage.open()
 
 
@@ -458,21 +459,25 @@ async def test_ids_that_a_worker_of_version_5_sends_are_understood(schema):
 
 def test_the_schema_commands_set_up_check_and_print(postgres_url, capsys):
     assert _omniq(capsys, "schema", "check", url=postgres_url) == (1, "", "is not set up")
-    assert _omniq(capsys, "schema", "install", url=postgres_url) == (0, "set up at version 8\n", "")
-    assert _omniq(capsys, "schema", "upgrade", url=postgres_url) == (
+    assert _omniq(capsys, "schema", "install", url=postgres_url) == (
         0,
-        "is at version 8\nno key is set: schedules and checkpoints are stored without a seal\n",
+        f"set up at version {NEWEST}\n",
         "",
     )
-    assert _omniq(capsys, "schema", "check", url=postgres_url) == (0, "version 8\n", "")
+    assert _omniq(capsys, "schema", "upgrade", url=postgres_url) == (
+        0,
+        f"is at version {NEWEST}\nno key is set: schedules and checkpoints are stored without a seal\n",
+        "",
+    )
+    assert _omniq(capsys, "schema", "check", url=postgres_url) == (0, f"version {NEWEST}\n", "")
     assert _omniq(capsys, "schema", "check", "--json", url=postgres_url) == (
         0,
-        '{"version": 8}\n',
+        f'{{"version": {NEWEST}}}\n',
         "",
     )
     assert _omniq(capsys, "schema", "install", "--json", url=postgres_url) == (
         0,
-        '{"before": 8, "after": 8}\n',
+        f'{{"before": {NEWEST}, "after": {NEWEST}}}\n',
         "",
     )
     code, sql, _ = _omniq(capsys, "schema", "sql", url=postgres_url)

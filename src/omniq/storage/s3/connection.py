@@ -2,13 +2,19 @@
 
 Retries of the driver are off: a repeated create would find the object of its first attempt. This module retries
 requests that are safe to repeat while the server is busy or does not respond.
+
+The blocking functions of the driver are called, each in a new thread. Its async functions complete futures from
+threads that it does not end: a process that ended soon after a request was aborted. The threads are not daemons,
+so the interpreter waits for a request that is under way, at most `_DRIVER_TIMEOUT`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
@@ -40,6 +46,9 @@ _ANSWER_WITHIN = 10.0
 """Seconds that one request may take, plus one second for each `_SLOWEST` bytes that it transfers."""
 
 _SLOWEST = 1_000_000
+_DRIVER_TIMEOUT = "60s"
+"""After which the driver gives up a request, also one that no caller waits for."""
+
 _SERVER_SAID = re.compile(r"<Code>(?P<code>[^<]{1,100})</Code>\s*<Message>(?P<message>[^<]{1,300})")
 
 
@@ -87,7 +96,7 @@ class S3Connection:
         if address.endpoint:
             options["endpoint"] = address.endpoint
         client: ClientConfig = {
-            "timeout": "120s",
+            "timeout": _DRIVER_TIMEOUT,
             "connect_timeout": "5s",
             # Loading reads many objects concurrently; afterwards few connections are needed.
             "pool_max_idle_per_host": "4",
@@ -108,7 +117,7 @@ class S3Connection:
         try:
             await self._ask(
                 len(data),
-                lambda: obstore.put_async(
+                lambda: obstore.put(
                     self._store, self._key(name), data, mode="create", use_multipart=False
                 ),
             )
@@ -123,31 +132,30 @@ class S3Connection:
         """Write the object, and replace an existing one."""
         key = self._key(name)
         await self._repeat(
-            len(data), lambda: obstore.put_async(self._store, key, data, use_multipart=False)
+            len(data), lambda: obstore.put(self._store, key, data, use_multipart=False)
         )
 
     async def get(self, name: str) -> bytes | None:
         """Read the object; None if it does not exist."""
 
-        async def read() -> bytes:
-            found = await obstore.get_async(self._store, self._key(name))
-            return bytes(await found.bytes_async())
+        def read() -> bytes:
+            return bytes(obstore.get(self._store, self._key(name)).bytes())
 
         return await self._repeat(2 * _SLOWEST, read)
 
     async def modified(self, name: str) -> int | None:
         """The server's time when the object was written, in microseconds and whole seconds."""
         key = self._key(name)
-        found = await self._repeat(0, lambda: obstore.head_async(self._store, key))
+        found = await self._repeat(0, lambda: obstore.head(self._store, key))
         return None if found is None else to_micros(found["last_modified"])
 
     async def list(self, folder: str, *, most: int | None = None) -> list[Entry]:
         """The objects of a folder, sorted by name; about `most` of them, if there are more."""
         key = self._key(folder)
 
-        async def read() -> list[Entry]:
+        def read() -> list[Entry]:
             found: list[Entry] = []
-            async for batch in obstore.list(self._store, key):
+            for batch in obstore.list(self._store, key):
                 found += [
                     Entry(
                         each["path"].rpartition("/")[2],
@@ -166,20 +174,20 @@ class S3Connection:
         """Delete the objects that exist."""
         keys = [self._key(name) for name in names]
         if keys:
-            await self._repeat(len(keys) * 1_000, lambda: obstore.delete_async(self._store, keys))
+            await self._repeat(len(keys) * 1_000, lambda: obstore.delete(self._store, keys))
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
 
     # Answers
 
-    async def _ask(self, size: int, request: Callable[[], Awaitable[_T]]) -> _T:
+    async def _ask(self, size: int, request: Callable[[], _T]) -> _T:
         _DRIVER.use()
-        answer = await asyncio.wait_for(request(), _ANSWER_WITHIN + size / _SLOWEST)
+        answer = await asyncio.wait_for(_in_thread(request), _ANSWER_WITHIN + size / _SLOWEST)
         self._is_reached = True
         return answer
 
-    async def _repeat(self, size: int, request: Callable[[], Awaitable[_T]]) -> _T | None:
+    async def _repeat(self, size: int, request: Callable[[], _T]) -> _T | None:
         """Send a request, with retries for a limited time; None for an object that does not exist."""
         began, pause = self._clock.monotonic(), _SHORTEST_PAUSE
         while True:
@@ -211,6 +219,37 @@ class S3Connection:
             raise StorageError(f"{self._place}: {text}") from error
         kind = StorageError if self._is_reached else StorageRefused
         raise kind(f"{self._place}: {advice}") from error
+
+
+async def _in_thread(request: Callable[[], _T]) -> _T:
+    """Make the request in a new thread. Whether it was made is unknown if this is cancelled."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def run() -> None:
+        result: _T | None = None
+        failure: Exception | None = None
+        try:
+            result = request()
+        except Exception as error:  # Raised in the coroutine that waits.
+            failure = error
+        # The loop may have been closed meanwhile: then no coroutine waits.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(finish, result, failure)
+
+    def finish(result: Any, failure: Exception | None) -> None:
+        if future.done():
+            return
+        if failure is None:
+            future.set_result(result)
+        else:
+            future.set_exception(failure)
+
+    try:
+        threading.Thread(target=run, name="omniq-s3").start()
+    except RuntimeError as error:
+        raise StorageError(f"the system refuses a thread for a request: {error}") from error
+    return await future
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -202,9 +202,13 @@ BEGIN
     END IF;
     -- After the limits: a section that changes both kinds of documents does so in this order.
     IF cardinality(p_unique_keys) > 0 THEN
-        DELETE FROM {schema}.documents USING unnest(p_unique_keys, p_unique_ids) AS given (name, holder)
-        WHERE kind = 'unique' AND key = name AND data = convert_to(holder, 'UTF8')
-            AND holder = ANY (v_recorded);
+        -- One lookup for each key: a join would read all keys of the store.
+        DELETE FROM {schema}.documents WHERE ctid = ANY (array(
+            SELECT found.ctid FROM unnest(p_unique_keys, p_unique_ids) AS given (name, holder), LATERAL (
+                SELECT ctid, data FROM {schema}.documents WHERE kind = 'unique' AND key = given.name OFFSET 0
+            ) AS found
+            WHERE found.data = convert_to(holder, 'UTF8') AND holder = ANY (v_recorded)
+        ));
     END IF;
     IF v_rest > 0 THEN
         seq := 6 + v_rest;

@@ -162,12 +162,13 @@ BEGIN
     RETURN substring(p_items, 1, v_found - 1) || substring(p_items, v_found + octet_length(p_holder));
 END $$;
 
--- Lock the documents of limits; returns those that could be locked, the missing ones created.
+-- Lock the documents of limits; returns those that could be locked, the missing ones created, with their row addresses.
+-- p_keys     each key once
 -- p_waits    wait for other transactions. Safe from deadlocks as long as the caller has locked no limit: each
 --            transaction locks its first ones in the order of their keys, and does not wait for later ones
 -- p_creates  create missing ones
 CREATE OR REPLACE FUNCTION {schema}.lock_limits(p_keys text[], p_waits boolean, p_creates boolean)
-RETURNS TABLE (key text, due bigint, data bytea)
+RETURNS TABLE (address tid, key text, due bigint, data bytea)
 LANGUAGE plpgsql VOLATILE {pinned} AS $$
 #variable_conflict use_column
 DECLARE
@@ -187,14 +188,18 @@ BEGIN
             ON CONFLICT DO NOTHING;
         END IF;
     END IF;
+    -- One lookup for each key, in the order of the keys: a join would read all limits of the store.
     IF p_waits THEN
         RETURN QUERY
-        SELECT key, due, data FROM {schema}.documents WHERE kind = 'gate' AND key = ANY (p_keys)
-        ORDER BY key FOR UPDATE;
+        SELECT found.* FROM (SELECT name FROM unnest(p_keys) AS names (name) ORDER BY name) AS given, LATERAL (
+            SELECT ctid, key, due, data FROM {schema}.documents WHERE kind = 'gate' AND key = given.name FOR UPDATE
+        ) AS found;
     ELSE
         RETURN QUERY
-        SELECT key, due, data FROM {schema}.documents WHERE kind = 'gate' AND key = ANY (p_keys)
-        ORDER BY key FOR UPDATE SKIP LOCKED;
+        SELECT found.* FROM (SELECT name FROM unnest(p_keys) AS names (name) ORDER BY name) AS given, LATERAL (
+            SELECT ctid, key, due, data FROM {schema}.documents WHERE kind = 'gate' AND key = given.name
+            FOR UPDATE SKIP LOCKED
+        ) AS found;
     END IF;
 END $$;
 
@@ -221,6 +226,7 @@ DECLARE
     c_largest_page CONSTANT int := 500;
     -- The limits that are locked, by their number.
     v_keys text[];
+    v_addresses tid[];
     v_dues bigint[];
     v_wakes bytea[];
     v_has_parked boolean[];
@@ -260,8 +266,8 @@ BEGIN
     picked := '{}';
     rest := 0;
     -- Leave. A state that is damaged counts as empty.
-    SELECT coalesce(array_agg(key), '{}'), array_agg(due), coalesce(array_agg(data), '{}')
-    INTO v_keys, v_dues, v_states FROM {schema}.lock_limits(p_left.keys, true, false);
+    SELECT coalesce(array_agg(key), '{}'), array_agg(address), array_agg(due), coalesce(array_agg(data), '{}')
+    INTO v_keys, v_addresses, v_dues, v_states FROM {schema}.lock_limits(p_left.keys, true, false);
     SELECT array_agg(wake), array_agg(has_parked), array_agg(parks), array_agg(coalesce(count, 0)), array_agg(items)
     INTO v_wakes, v_has_parked, v_parks, v_counts, v_items FROM {schema}.unpack_limits(v_states);
     v_sizes := array_fill(NULL::bigint, array[cardinality(v_keys)]);
@@ -380,8 +386,10 @@ BEGIN
             WHERE name IS NOT NULL AND array_position(v_keys, name) IS NULL
         );
         IF cardinality(v_new) > 0 THEN
-            SELECT coalesce(array_agg(key), '{}'), array_agg(due), coalesce(array_agg(data), '{}')
-            INTO v_new, v_new_dues, v_states FROM {schema}.lock_limits(v_new, cardinality(v_keys) = 0, true);
+            SELECT coalesce(array_agg(key), '{}'), v_addresses || array_agg(address), array_agg(due),
+                coalesce(array_agg(data), '{}')
+            INTO v_new, v_addresses, v_new_dues, v_states
+            FROM {schema}.lock_limits(v_new, cardinality(v_keys) = 0, true);
             v_keys := v_keys || v_new;
             v_dues := v_dues || v_new_dues;
             v_is_changed := v_is_changed || array_fill(false, array[cardinality(v_new)]);
@@ -476,10 +484,10 @@ BEGIN
                     THEN set_byte('\xa7686f6c6465727300'::bytea, 8, 144 + given.count) || given.items
                 ELSE '\xa7686f6c64657273dc'::bytea || substring(int4send(given.count), 3) || given.items
             END
-    FROM unnest(v_keys, v_dues, v_wakes, v_has_parked, v_parks, v_counts, v_items, v_is_changed)
-        AS given (key, due, wake, has_parked, parks, count, items, is_changed)
-    WHERE kind = 'gate' AND documents.key = ANY (array[given.key])
-        AND given.is_changed AND (given.count > 0 OR given.has_parked);
+    FROM unnest(v_addresses, v_dues, v_wakes, v_has_parked, v_parks, v_counts, v_items, v_is_changed)
+        AS given (address, due, wake, has_parked, parks, count, items, is_changed)
+    -- They are locked, so their addresses stay.
+    WHERE documents.ctid = given.address AND given.is_changed AND (given.count > 0 OR given.has_parked);
     -- A state that says nothing any more.
     v_new := array(
         SELECT key FROM unnest(v_keys, v_has_parked, v_counts) AS given (key, has_parked, count)
