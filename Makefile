@@ -141,7 +141,7 @@ clean: ## remove everything that was built
 # The versions in requirements/ are those that CI has tested. An interpreter or platform that they
 # have no wheels for gets the newest ones that pyproject.toml allows, unless PINNED is set, as in CI. uv
 # is fast, pip is always there.
-$(STAMP): pyproject.toml requirements/dev.txt
+$(STAMP): pyproject.toml requirements/dev.txt src/omniq/_version.py
 	@if [ -z '$(PYTHON)' ]; then \
 		echo 'omniq needs Python 3.11 or newer with the venv module; none was found on the PATH.' >&2; \
 		echo 'Install one, or name it: make PYTHON=/path/to/python3' >&2; exit 1; fi

@@ -39,9 +39,9 @@ def test_a_usage_error_is_one_line_that_names_the_help(omniq, queue, arguments):
 def test_version_prints_the_version_and_nothing_else(omniq):
     completed = omniq("--version")
 
-    assert (completed.code, completed.out, completed.err) == (0, "omniq 0.1.0\n", "")
+    assert (completed.code, completed.out, completed.err) == (0, f"omniq {omniq_version}\n", "")
     # It is eager: the rest of the line is neither checked nor run.
-    assert omniq("--version", "worker", "nonsense").out == "omniq 0.1.0\n"
+    assert omniq("--version", "worker", "nonsense").out == f"omniq {omniq_version}\n"
 
 
 def test_python_m_omniq_prints_the_version_too():

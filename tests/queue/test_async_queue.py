@@ -283,6 +283,16 @@ async def test_a_handle_returns_the_value(queue: AsyncTaskQueue) -> None:
     assert not await handle.cancel()
 
 
+async def test_handles_of_the_same_task_are_equal(queue: AsyncTaskQueue) -> None:
+    first = await queue.options(unique="welcome").enqueue(sample_tasks.plain)
+    same = await queue.options(unique="welcome").enqueue(sample_tasks.plain)
+    other = await queue.enqueue(sample_tasks.plain)
+
+    assert {first, same, queue.handle(first.id), other} == {first, other}
+    assert first != other
+    assert queue.flow("nightly") == queue.flow("nightly") != queue.flow("weekly")
+
+
 async def test_a_handle_raises_the_stored_error(queue: AsyncTaskQueue) -> None:
     handle = await queue.enqueue(sample_tasks.plain)
     (task,) = await queue.storage.reserve(1)

@@ -90,6 +90,16 @@ def test_the_blocking_queue_returns_the_same_as_the_async_queue() -> None:
 
 
 @pytest.mark.fault("F97")
+def test_handles_of_the_same_task_are_equal() -> None:
+    with TaskQueue("memory://") as queue, TaskQueue("memory://") as elsewhere:
+        handle = queue.enqueue(sample_tasks.plain)
+
+        assert handle == queue.handle(handle.id)
+        assert {handle, queue.handle(handle.id)} == {handle}
+        assert handle != elsewhere.handle(handle.id)
+        assert queue.flow("nightly") == queue.flow("nightly") != queue.flow("weekly")
+
+
 def test_it_works_inside_a_running_loop() -> None:
     async def main(queue: TaskQueue) -> str:
         return queue.enqueue(sample_tasks.plain).id

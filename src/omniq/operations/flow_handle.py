@@ -131,6 +131,14 @@ class AsyncFlowHandle(Generic[R]):
                     break
             raise TaskFailed(self.id, error)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AsyncFlowHandle):
+            return NotImplemented
+        return self.id == other.id and self._storage is other._storage
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"
 
@@ -196,6 +204,14 @@ class FlowHandle(BlockingFace[AsyncFlowHandle[R]]):
     def results(self, timeout: Duration | None = None) -> dict[str, Any]:
         """Wait for the end, and return the results of the nodes that have succeeded, by name."""
         return self._run(self._async_face.results(timeout), seconds_of("timeout", timeout))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FlowHandle):
+            return NotImplemented
+        return self._async_face == other._async_face
+
+    def __hash__(self) -> int:
+        return hash(self._async_face)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"

@@ -111,6 +111,14 @@ class AsyncTaskHandle(Generic[R]):
         """Return what the running task last reported; None when it reported nothing."""
         return await self._storage.get_progress(self.id)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, AsyncTaskHandle):
+            return NotImplemented
+        return self.id == other.id and self._storage is other._storage
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"
 
@@ -137,6 +145,14 @@ class TaskHandle(BlockingFace[AsyncTaskHandle[R]]):
         """
         wait = seconds_of("timeout", timeout)
         return self._run(self._async_face.result(timeout), wait)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TaskHandle):
+            return NotImplemented
+        return self._async_face == other._async_face
+
+    def __hash__(self) -> int:
+        return hash(self._async_face)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r})"
