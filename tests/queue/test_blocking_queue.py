@@ -89,7 +89,6 @@ def test_the_blocking_queue_returns_the_same_as_the_async_queue() -> None:
         assert not queue.dead.retry("a")
 
 
-@pytest.mark.fault("F97")
 def test_handles_of_the_same_task_are_equal() -> None:
     with TaskQueue("memory://") as queue, TaskQueue("memory://") as elsewhere:
         handle = queue.enqueue(sample_tasks.plain)
@@ -100,6 +99,7 @@ def test_handles_of_the_same_task_are_equal() -> None:
         assert queue.flow("nightly") == queue.flow("nightly") != queue.flow("weekly")
 
 
+@pytest.mark.fault("F97")
 def test_it_works_inside_a_running_loop() -> None:
     async def main(queue: TaskQueue) -> str:
         return queue.enqueue(sample_tasks.plain).id

@@ -79,6 +79,7 @@ def test_the_pool_imports_the_storage_contract_and_no_backend(module):
         "omniq.storage.base",
         "omniq.operations.health",
         "omniq.storage.claim_register",
+        "omniq.storage.run_counts",
         "omniq.storage.types",
     }
 
