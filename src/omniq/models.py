@@ -184,12 +184,16 @@ class PartialError(TaskError):
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How many tasks with this key may run at the same time, or start within `per` seconds, on all workers."""
+    """How many tasks with this key may run at the same time, or start within `per` seconds, on all workers.
+
+    `cost` is the number of units that the task takes; then `max_running` and `rate` are numbers of units.
+    """
 
     key: str
     max_running: int | None = None
     rate: int | None = None
     per: float = 1.0
+    cost: int | None = None
 
 
 class BreakerRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -718,6 +722,9 @@ def _check_shared(
 def _check_gates(task: Task) -> None:
     for limit in task.limits:
         _check_limit(limit)
+    kinds = [(limit.key, limit.rate is None) for limit in task.limits]
+    if len(set(kinds)) < len(kinds):
+        raise InvalidTask("limits: give each key one max_running and one rate at most")
     for breaker in task.breakers:
         check_key("breaker name", breaker.name)
         check_int("max_failures", breaker.max_failures, low=1)
@@ -849,6 +856,8 @@ def _check_limit(limit: Limit) -> None:
     if limit.rate is not None:
         check_int("rate", limit.rate, low=1)
         check_seconds("per", limit.per, above_zero=True)
+    if limit.cost is not None:
+        check_int("cost", limit.cost, low=1)
 
 
 def _short(value: object) -> str:

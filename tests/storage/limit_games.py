@@ -24,6 +24,11 @@ LIMITS = [
     Limit(key="d", rate=1, per=3),
     Limit(key="e", rate=3, per=5),
     Limit(key="f", rate=150, per=60),
+    Limit(key="g", max_running=4),
+    Limit(key="g", max_running=4, cost=2),
+    Limit(key="g", max_running=4, cost=3),
+    Limit(key="h", rate=7, per=4, cost=3),
+    Limit(key="h", rate=7, per=4),
 ]
 SPANS = {f"rate:{limit.key}": int(limit.per * 1_000_000) for limit in LIMITS}
 
@@ -41,18 +46,26 @@ class Game:
     async def play(self):
         for _ in range(CALLS):
             call = self.random.choices(
-                [self.enqueue, self.claim, self.record, self.wait, self.pause, self.cancel],
-                [4, 6, 2, 3, 0.3, 0.5],
+                [
+                    self.enqueue,
+                    self.claim,
+                    self.record,
+                    self.wait,
+                    self.pause,
+                    self.cancel,
+                    self.change,
+                ],
+                [4, 6, 2, 3, 0.3, 0.5, 0.7],
             )[0]
             await call()
             await self.compare()
 
     async def enqueue(self):
         tasks = []
-        limits = self.random.sample(LIMITS, self.random.choice([0, 1, 1, 1, 2]))
+        limits = self.limits([0, 1, 1, 1, 2])
         for _ in range(self.random.randint(1, 8)):
             if self.random.random() < 0.3:
-                limits = self.random.sample(LIMITS, self.random.choice([0, 1, 1, 2]))
+                limits = self.limits([0, 1, 1, 2])
             self.number += 1
             options: dict[str, Any] = {}
             if self.random.random() < 0.05:
@@ -73,6 +86,27 @@ class Game:
             )
         for storage in self.pairs[0]:
             await storage.enqueue_many(tasks)
+
+    def limits(self, counts):
+        found = self.random.sample(LIMITS, self.random.choice(counts))
+        return list({limit.key: limit for limit in found}.values())
+
+    async def change(self):
+        """Change a limit, or end all changes of it; or pause a function."""
+        key = self.random.choice("abcdefgh").replace("b", "b/%")
+        size, what = self.random.randint(1, 6), self.random.randrange(5)
+        for storage in self.pairs[0]:
+            if what == 0 and key in "defh":
+                await storage.set_limit(key, rate=(size, 3.0))
+            elif what == 0:
+                await storage.set_limit(key, max_running=size)
+            elif what == 1:
+                await storage.hold_limit(key, until=self.clock.now() + timedelta(seconds=size))
+            elif what == 2:
+                await (storage.pause_function if size < 3 else storage.resume_function)("m.g")
+            else:
+                await storage.release_limit(key)
+                await storage.reset_limit(key)
 
     async def claim(self):
         owner, outcomes = self.outcomes() if self.random.random() < 0.8 else (0, [])
@@ -161,10 +195,14 @@ class Game:
     def said_by(self, key, state, *, has_parked):
         """What a state means: not what it has not forgotten yet."""
         limit = SPANS.get(key, 0)
+        special = state.special
+        if special is not None and special.span:
+            limit = special.span
         starts = [start for start in state.starts if start > self.clock.micros() - limit]
         breaker = (state.breaker, state.failures) if state.failures else None
         parked = (state.wake_at, state.has_parked) if has_parked else None
-        return state.holders, starts, breaker, parked
+        changed = special and (special.size, special.span, special.held_until, special.extra)
+        return state.holders, starts, breaker, parked, changed if any(changed or ()) else None
 
 
 def _without_owner(row):

@@ -389,6 +389,11 @@ class BaseStorage(Flows):
         G6. A claim does not cost more because keys are blocked, or because many have room at the same time.
         G7. What has room is offered in order, and a task that cannot be taken keeps no other out.
         G8. The state of a limit that says nothing is deleted, and that changes nothing.
+        G11. No more units than a limit allows are held by live claims, or started within any span. A task that
+             costs more than the whole limit runs alone.
+        G15. What is free is saved for a task that needs more, for 10 seconds after the last claim that would
+             have taken it. So tasks behind it in line do not pass it for ever, and one that no claim would
+             take keeps no other out for longer.
         """
         self._check_open()
         if self._register.has_completed and any(map(self._is_completed, outcomes)):

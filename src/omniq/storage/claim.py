@@ -9,12 +9,10 @@ import msgspec
 
 from omniq.storage import row_rules
 from omniq.storage.backend import DocumentQuery, Order, Wanted
+from omniq.storage.pauses import PAUSED_QUEUE, without_paused
 from omniq.storage.row_rules import Row
 from omniq.storage.step import Step
 from omniq.storage.types import Claim
-
-PAUSED_QUEUE = "paused_queue"
-"""The kind of the documents that name paused queues."""
 
 MAX_MOVES = 1_000
 """Rows that one step parks, offers or expires, about; then it writes, and another step goes on."""
@@ -144,12 +142,13 @@ class Claimer:
 
 
 async def wanted_by(step: Step, owner: str, claim: Claim) -> Wanted:
-    """The rows that the claim may take: none of a paused queue, and one suspect for an owner at most."""
-    paused = await step.section.find_documents(DocumentQuery(kind=PAUSED_QUEUE))
+    """The rows that the claim may take: none that are paused, and one suspect for an owner at most."""
+    found = await step.section.find_documents(DocumentQuery(kind=PAUSED_QUEUE))
+    paused = frozenset(document.key for document in found)
     return Wanted(
         due_by=step.now if claim.now is None else claim.now,
         queues=claim.queues,
-        paused=frozenset(document.key for document in paused),
-        runnable=claim.runnable,
+        paused=paused,
+        runnable=without_paused(claim.runnable, paused),
         suspects=not await step.holds_suspect(owner),
     )

@@ -7,7 +7,7 @@ changed meanwhile (`Moved`), the step begins again. The steps beside the queue a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn
 
@@ -23,6 +23,7 @@ from omniq.errors import (
     TaskNotWaiting,
 )
 from omniq.failpoints import hit
+from omniq.gate_rules import Special
 from omniq.models import EndedWorker, Runnable, TaskStatus, WorkerInfo
 from omniq.outcomes import Outcome, Released
 from omniq.serialization import Serializer, encode_internal
@@ -538,6 +539,18 @@ class Engine(FlowEngine):
         is_known = await step.gates.close_breaker(f"breaker:{name}")
         await step.commit()
         return is_known
+
+    # Limits
+
+    @atomic
+    async def edit_limits(
+        self, section: Section, edits: Mapping[str, Callable[[Special], None]]
+    ) -> None:
+        """Change what operators say of limits, by the keys of their gates."""
+        step = self._step(section)
+        for key, change in edits.items():
+            await step.gates.edit(key, change)
+        await step.commit()
 
     # Changes of a waiting task
 

@@ -14,13 +14,12 @@ A limit's state that says nothing any more is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 
 import msgspec
 
 from omniq import gate_rules
-from omniq.gate_rules import FOREVER, Gate, GateState
-from omniq.serialization import encode_internal, lenient_decoder
+from omniq.gate_rules import FOREVER, Gate, GateState, Special
 from omniq.storage import row_rules
 from omniq.storage.backend import Document, DocumentChange, DocumentQuery, Section
 from omniq.storage.row_rules import Row, Settled
@@ -35,7 +34,7 @@ _OFFERED, _FIRST_OFFERED = 100, 4
 
 _ALL = 10_000
 
-decode_gate = lenient_decoder(GateState, None)
+decode_gate = gate_rules.decode_state
 
 
 class _KnownGate(msgspec.Struct, gc=False):
@@ -54,14 +53,17 @@ class _KnownGate(msgspec.Struct, gc=False):
     offered: int = 0
     is_over: bool = False
 
-    def change(self) -> DocumentChange | None:
+    def change(self, now: int) -> DocumentChange | None:
         """The change of its document, if there is one."""
+        if self.is_over:
+            gate_rules.forget_the_past(self.state, now)
+        gate_rules.tidy(self.state, now)
         before, read_due = None, None
         if self.stored is not None:
             before, read_due = self.stored.data, self.stored.due
         due, after = None, None
         if not self._says_nothing():
-            due, after = self._due(read_due), encode_internal(self.state)
+            due, after = self._due(read_due), gate_rules.encode_state(self.state)
         if after == before and (after is None or due == read_due):
             return None
         return DocumentChange(KIND, self.key, before, after, due)
@@ -70,17 +72,23 @@ class _KnownGate(msgspec.Struct, gc=False):
         state = self.state
         if state.has_parked:
             return state.wake_at if state.wake_at < FOREVER else None
-        if not state.starts:
-            return None
         # Nothing is parked, so nothing happens then but that the state is forgotten.
-        return read_due if self.gate is None else state.starts[-1] + self.gate.span
+        held = 0 if state.special is None else state.special.held_until
+        due = held if held < FOREVER else 0
+        if state.starts and self.gate is None:
+            due = max(due, read_due or 0)
+        elif state.starts and self.gate is not None:
+            due = max(due, state.starts[-1] + gate_rules.in_force(self.gate, state).span)
+        return due or None
 
     def _says_nothing(self) -> bool:
         state = self.state
         if state.holders or state.has_parked or self.key.startswith("breaker:"):
             # There are few breakers, and operators want to see those that are closed.
             return False
-        return not state.starts or self.is_over
+        if state.special is not None and state.special.is_changed:
+            return False
+        return not state.starts
 
 
 class GateStates:
@@ -114,7 +122,7 @@ class GateStates:
         for gate in row.gates:
             known = self._known[gate.key]
             # A gate that has blocked a row blocks the next ones too: nothing leaves it while a step claims.
-            if known.parks or gate_rules.room(gate, known.state, now) == 0:
+            if known.parks or not self._admits(gate, known.state, row):
                 # If a caller's `now` is ahead, a parked row could take room before it is due.
                 if row.visible <= now:
                     self._park(row, gate, known)
@@ -124,13 +132,22 @@ class GateStates:
             known = self._known[gate.key]
             state = known.state
             gate_rules.enter(gate, state, row.id, token, now)
+            if gate.cost > 1:
+                self._unsave(row, known)
             known.gate, known.is_over = gate, False
             if state.has_parked and gate_rules.room(gate, state, now) == 0:
                 state.wake_at = gate_rules.ask_again_at(gate, state, now)
         return True
 
+    def _admits(self, gate: Gate, state: GateState, row: Row) -> bool:
+        if gate.cost == 1 and state.special is None:
+            return gate_rules.room(gate, state, self._now) > 0
+        return gate_rules.admits(gate, state, self._now, row.order)
+
     def _park(self, row: Row, gate: Gate, known: _KnownGate) -> None:
         row.parked = gate.key
+        if gate.cost > 1:
+            gate_rules.save_room(gate, known.state, self._now, row.order)
         if not known.parks:
             # Always a change of the state: another step that is about to write that nothing is parked,
             # or has written it since the state was read, and this one must not both succeed.
@@ -140,6 +157,9 @@ class GateStates:
             state.wake_at = gate_rules.ask_again_at(gate, state, self._now)
             known.gate, known.parks = gate, True
         if len(row.gates) > 1:
+            for other in row.gates:
+                if other.cost > 1 and other is not gate:
+                    self._unsave(row, self._known[other.key])
             self.refill(row)
             self.refills.discard(gate.key)
 
@@ -158,6 +178,31 @@ class GateStates:
             known.gate = gate
             if known.state.has_parked:
                 self.refills.add(gate.key)
+
+    def forget(self, row: Row) -> None:
+        """Save no room for a row that ends before it has entered, and have `offer` give it to others."""
+        for gate in row.gates:
+            if gate.cost > 1 and (known := self._known.get(gate.key)) is not None:
+                self._unsave(row, known)
+
+    def _unsave(self, row: Row, known: _KnownGate) -> None:
+        special = known.state.special
+        if special is not None and special.saved_until and special.saved_for == row.order:
+            special.saved_until = 0
+            if known.state.has_parked:
+                known.gate = None
+                self.refills.add(known.key)
+
+    async def edit(self, key: str, change: Callable[[Special], None]) -> None:
+        """Change what operators say of a limit, and have `offer` release what is parked under it."""
+        self._add(key, await self._section.document(KIND, key))
+        known = self._known[key]
+        state = known.state
+        special = state.special = state.special or Special()
+        change(special)
+        state.wake_at = 0
+        if state.has_parked:
+            self.refills.add(key)
 
     async def close_breaker(self, key: str) -> bool:
         """Close the breaker, and have `offer` release what is parked under it; False if there is none."""
@@ -201,8 +246,13 @@ class GateStates:
         while self.refills:
             keys_by_limit: dict[int, list[str]] = {}
             for key in sorted(self.refills):
-                if limit := self._rows_to_read(self._known[key]):
+                known = self._known[key]
+                if limit := self._rows_to_read(known):
                     keys_by_limit.setdefault(limit, []).append(key)
+                elif known.gate is not None and known.state.wake_at == 0:
+                    # It has less room than before: an operator has changed it.
+                    at = gate_rules.ask_again_at(known.gate, known.state, self._now)
+                    known.state.wake_at = at
             self.refills.clear()
             for limit, keys in keys_by_limit.items():
                 parked: dict[str, list[Row]] = {key: [] for key in keys}
@@ -223,10 +273,21 @@ class GateStates:
         gate = known.gate
         if gate is None:
             return _FIRST_OFFERED + known.offered
-        room = gate_rules.room(gate, known.state, self._now)
+        room = self._places(gate, known.state)
         if room == 0:
             return 0
         return min(room + (gate.kind != "running"), _OFFERED) + known.offered
+
+    def _places(self, gate: Gate, state: GateState) -> int:
+        """How many rows to offer, if each takes one unit.
+
+        One at least while room is saved for a row: a claim that takes it must ask again.
+        """
+        room = gate_rules.room(gate, state, self._now)
+        special = state.special
+        if room or special is None or special.held_until > self._now:
+            return room
+        return int(special.saved_until > self._now)
 
     def _offer_from(
         self, known: _KnownGate, rows: list[Row], limit: int, changed: Container[str]
@@ -239,7 +300,7 @@ class GateStates:
         is_first_look = known.gate is None
         gate = known.gate = known.gate or _gate_of(rows, known.key)
         # Damaged rows have lost their gates, so that nothing blocks them.
-        room = FOREVER if gate is None else gate_rules.room(gate, state, self._now)
+        room = FOREVER if gate is None else self._places(gate, state)
         if is_first_look and gate is not None and room > limit <= len(rows):
             self.refills.add(known.key)
             return []
@@ -260,11 +321,11 @@ class GateStates:
                 if not row.gates:
                     # Damaged. It does not enter, so that nothing would refill the gate.
                     asks_again = True
-                elif places == 0:
+                elif places <= 0:
                     is_any_left = True
                     break
                 else:
-                    places -= 1
+                    places -= _cost_of(row, known.key)
                 row.parked = None
                 offered.append(row)
         known.offered += len(offered)
@@ -282,7 +343,7 @@ class GateStates:
 
     def changes(self) -> list[DocumentChange]:
         """The documents that have changed."""
-        changes = [known.change() for known in self._known.values()]
+        changes = [known.change(self._now) for known in self._known.values()]
         return [change for change in changes if change is not None]
 
 
@@ -294,6 +355,12 @@ def _lots(rows: list[Row]) -> Collection[list[Row]]:
     for row in rows:
         lots.setdefault((row.queue, row.func_path, row.crashes > 0), []).append(row)
     return lots.values()
+
+
+def _cost_of(row: Row, key: str) -> int:
+    if len(row.gates) == 1:
+        return row.gates[0].cost
+    return next((gate.cost for gate in row.gates if gate.key == key), 1)
 
 
 def _gate_of(rows: list[Row], key: str) -> Gate | None:

@@ -42,6 +42,7 @@ from omniq.storage.types import Capabilities
 if TYPE_CHECKING:
     from omniq.storage.backend import Backend
     from omniq.storage.engine import Engine
+    from omniq.storage.pauses import Pause
 
 MAX_PAGE = 10_000
 _MIN_PAGE = 500
@@ -356,6 +357,10 @@ class Inspection:
     async def paused_queues(self) -> frozenset[str]:
         """Return the queues from which nothing is claimed."""
         return await self._opened.paused_queues()
+
+    async def pauses(self) -> list[Pause]:
+        """Return the queues and functions of which nothing is claimed, with reasons."""
+        return await self._opened.pauses()
 
     async def gates(self) -> dict[str, GateState]:
         """Return the shared state of every concurrency limit, rate limit and breaker ever used."""

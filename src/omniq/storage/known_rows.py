@@ -42,7 +42,7 @@ class KnownRows:
     ) -> Changes | None:
         """The changes that outcomes make; None when any of them needs the rules.
 
-        Those of plain rows do not, and of rows that have only gates of these kinds.
+        Those of plain rows do not, and of rows that have only gates of these kinds, of which they take one unit.
         """
         changes = Changes(ended=[], updated=[], documents=[])
         known = self._rows if owner == self._owner else {}
@@ -55,7 +55,9 @@ class KnownRows:
                 return None
             if row.workflow is not None or isinstance(outcome, Suspended):
                 return None
-            if row.gates and not all(gate.kind in gate_kinds for gate in row.gates):
+            if row.gates and not all(
+                gate.kind in gate_kinds and gate.cost == 1 for gate in row.gates
+            ):
                 return None
             # A copy: if the call fails, the known row must be unchanged.
             row = row_rules.copy_of(row)

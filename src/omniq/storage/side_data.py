@@ -1,4 +1,4 @@
-"""The data beside the queue: results, dead letters, checkpoints, progress, schedules, pauses.
+"""The data beside the queue: results, dead letters, checkpoints, progress, schedules.
 
 The second part of the contract, for operators and for tasks that resume. `base` has the first part:
 enqueue, claim and record.
@@ -42,7 +42,7 @@ from omniq.models import (
 from omniq.settings import Settings
 from omniq.signing import has_seal
 from omniq.storage import row_rules
-from omniq.storage.inspection import Inspection
+from omniq.storage.controls import Controls
 from omniq.storage.row_rules import Row, row_of
 from omniq.storage.run_counts import PeriodCounts
 from omniq.storage.sealed_documents import OlderDocument, older_document
@@ -53,7 +53,7 @@ _ANSWER_PAUSE = 0.05
 """Seconds between two looks for the answer of a worker."""
 
 
-class SideData(Inspection):
+class SideData(Controls):
     """Verbs for the data beside the queue. Each numbered promise holds on every backend."""
 
     _clock: Clock
@@ -378,36 +378,6 @@ class SideData(Inspection):
         if is_sealed:
             self._local_wakeups.notify_schedules()
         return is_sealed
-
-    # Queues
-
-    async def pause_queue(self, queue: str) -> None:
-        """Stop all claims from the queue, on every worker, until it is resumed.
-
-        G1. A paused queue accepts tasks, and none is claimed from it; running tasks continue.
-        """
-        check_name("queue", queue, error=InvalidValue)
-        await self._opened.pause_queue(queue, paused=True)
-
-    async def resume_queue(self, queue: str) -> None:
-        """Allow claims from the queue again."""
-        check_name("queue", queue, error=InvalidValue)
-        await self._opened.pause_queue(queue, paused=False)
-        self._local_wakeups.notify_work()
-
-    # Breakers
-
-    async def close_breaker(self, name: str) -> bool:
-        """Close a circuit breaker without waiting for a probe; returns False when none has that name.
-
-        G9. Its tasks are claimed again, in order, and its failures are counted from 0. A probe that still
-            runs counts as any other run.
-        """
-        check_key("breaker", name)
-        is_known = await self._opened.close_breaker(name)
-        if is_known:
-            self._local_wakeups.notify_work()
-        return is_known
 
     # Workers
 

@@ -48,11 +48,11 @@ from omniq.storage.backend import (
     Record,
     Section,
 )
-from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.gate_states import decode_gate
 from omniq.storage.insertion import insertion, read_unique_keys
 from omniq.storage.inspection import DeadQuery, letter_matches
+from omniq.storage.pauses import PAUSED_QUEUE, Pause, pause_in, pausing
 from omniq.storage.pending_hooks import HOOK, read_hook, taken_over
 from omniq.storage.row_rules import Row
 from omniq.storage.row_seals import row_seals
@@ -704,14 +704,30 @@ class SideEngine:
 
     # Queues and gates
 
-    async def pause_queue(self, queue: str, *, paused: bool) -> None:
-        """Stop all claims from the queue, or allow them again."""
-        data = b"" if paused else None
-        await self._write(Changes(documents=[DocumentChange(PAUSED_QUEUE, queue, ANY, data)]))
+    async def pause(self, key: str, reason: str, until: int | None) -> None:
+        """Stop all claims from a queue or of a function."""
+        await self._write(Changes(documents=[pausing(key, reason, until)]))
+
+    async def resume(self, key: str) -> None:
+        """Allow claims from a queue or of a function again."""
+        await self._write(Changes(documents=[DocumentChange(PAUSED_QUEUE, key, ANY, None)]))
+
+    @atomic
+    async def resume_due(self, section: Section) -> int:
+        """End the pauses whose time has come; returns how many."""
+        due = await section.find_documents(DocumentQuery(kind=PAUSED_QUEUE, due_by=section.now))
+        ended = [DocumentChange(PAUSED_QUEUE, each.key, each.data, None) for each in due]
+        if ended:
+            await section.write(Changes(documents=ended))
+        return len(ended)
+
+    async def pauses(self) -> list[Pause]:
+        """The queues and functions of which nothing is claimed."""
+        return [pause_in(each) for each in await self._all_documents(PAUSED_QUEUE)]
 
     async def paused_queues(self) -> frozenset[str]:
         """The queues from which nothing is claimed."""
-        return frozenset(document.key for document in await self._all_documents(PAUSED_QUEUE))
+        return frozenset(each.queue for each in await self.pauses() if each.queue is not None)
 
     async def gates(self) -> dict[str, GateState]:
         """The state of every gate that says something."""

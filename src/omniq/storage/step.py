@@ -211,8 +211,10 @@ class Step:
         self._changed.add(row.id)
         self._live.pop(row.id, None)
         self._updated.pop(row.id, None)
-        if row.gates and row.owner is None and row.parked is None:
-            self.gates.refill(row)
+        if row.gates and row.owner is None:
+            self.gates.forget(row)
+            if row.parked is None:
+                self.gates.refill(row)
         if row.unique:
             self.changes.documents += release_unique_key(row)
         if row.attached:

@@ -104,7 +104,10 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
     "checkpoint": ("save_checkpoint",),
     "progress": ("report_progress",),
     "schedule": ("put_schedule", "delete_schedule", "fire_schedule", "seal"),
-    "queue": ("pause_queue", "pause_worker", "close_breaker", "ask_worker"),
+    "queue": (
+        *("pause", "resume", "resume_due", "edit_limits"),
+        *("pause_worker", "close_breaker", "ask_worker"),
+    ),
     "requests": (
         "take_requests",
         "answer_request",
@@ -124,7 +127,7 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
         *("run_counts", "versions", "ended_workers", "audit_log"),
         *("record", "records", "page", "newest_result", "get_dead", "pending_hook"),
         *("pending_hooks", "get_progress", "progress_of", "load_checkpoint", "get_schedule"),
-        *("list_schedules", "paused_queues"),
+        *("list_schedules", "paused_queues", "pauses"),
         *("older_schedules", "older_checkpoints"),
         *("gates", "stats", "count_waiting", "count_newer", "workers", "held_by", "store_record"),
     ),

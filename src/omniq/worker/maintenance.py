@@ -34,6 +34,7 @@ _PURGE_EVERY = 10.0
 _PROGRESS_EVERY = 0.5
 _BREAKERS_EVERY = 1.0
 _WORKERS_EVERY = 5.0
+_PAUSES_EVERY = 5.0
 _HOOKS_EVERY = 15.0
 _FLOWS_EVERY = 1.0
 _ORPHANS_EVERY, _ORPHAN_AGE = 600.0, timedelta(days=1)
@@ -89,6 +90,7 @@ class Maintenance:
             *recovery,
             self._every(max(self._lease, _PURGE_EVERY), self.purge),
             self._every(_ORPHANS_EVERY, self.purge_orphans),
+            self._every(_PAUSES_EVERY, self.resume_due),
             self._every(_PROGRESS_EVERY, self.store_progress),
             self._every(_BREAKERS_EVERY, self._alerts.check_breakers),
             self._every(_WORKERS_EVERY, self._alerts.check_workers),
@@ -133,6 +135,10 @@ class Maintenance:
         """Do what the ends of records have left to do, and what of workflows is due."""
         while await self._storage.advance_flows():
             pass
+
+    async def resume_due(self) -> None:
+        """End the pauses whose time has come."""
+        await self._storage.resume_due()
 
     async def purge(self) -> None:
         """Delete finished tasks whose retention has ended."""

@@ -25,13 +25,13 @@ from omniq.gate_rules import GateState
 from omniq.models import Progress, Schedule
 from omniq.serialization import encode_internal
 from omniq.storage.backend import Changes, DocumentChange, Moved, complete
-from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.file import encoding
 from omniq.storage.file import file_names as names
 from omniq.storage.file.encoding import Codec, EndedTask, Kind, NewerRecord, NotARecord
 from omniq.storage.file.file_names import RowName, document_key, id_of
 from omniq.storage.file.shared_file import unpack_one
 from omniq.storage.gate_states import KIND as GATE
+from omniq.storage.pauses import PAUSED_QUEUE
 from omniq.storage.row_rules import Row
 from omniq.storage.side_engine import SCHEDULE
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS, UNIQUE

@@ -31,9 +31,9 @@ from omniq.storage.backend import (
     Wanted,
     complete,
 )
-from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
+from omniq.storage.pauses import PAUSED_QUEUE, without_paused
 from omniq.storage.row_rules import FinishedRow, Row
 from omniq.storage.tables import Tables, TablesSection
 from omniq.storage.types import Claim, Holder, LeaseReply
@@ -325,11 +325,12 @@ class RecordAndClaim(Call):
 
     def _claim(self, tables: Tables, now: int, claim: Claim) -> FastReply:
         owner, held = self.holder.owner, tables.held.get(self.holder.owner, {})
+        paused = frozenset(tables.documents[PAUSED_QUEUE].by_key)
         wanted = Wanted(
             due_by=now if claim.now is None else claim.now,
             queues=claim.queues,
-            paused=frozenset(tables.documents[PAUSED_QUEUE].by_key),
-            runnable=claim.runnable,
+            paused=paused,
+            runnable=without_paused(claim.runnable, paused),
             suspects=not any(row.crashes for row in held.values()),
         )
         tables.ready.promote(wanted.due_by)

@@ -14,9 +14,9 @@ from omniq.storage.backend import (
     Section,
     Wanted,
 )
-from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.nats import calls
 from omniq.storage.nats.calls import Call, ReadRecord
+from omniq.storage.pauses import PAUSED_QUEUE
 from omniq.storage.row_rules import Row
 from omniq.storage.tables import TablesSection
 from omniq.storage.types import Claim, Holder

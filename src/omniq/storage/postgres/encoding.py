@@ -201,7 +201,7 @@ def _gate_keys(row: Row) -> list[str] | None:
     if not gates:
         return None
     keys = [gate.key for gate in gates]
-    if all(gate.kind in GATE_KINDS for gate in gates):
+    if all(gate.kind in GATE_KINDS and gate.cost == 1 for gate in gates):
         keys += [f"={gate.size}" for gate in gates]
     return keys
 

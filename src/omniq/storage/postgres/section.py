@@ -23,9 +23,9 @@ from omniq.storage.backend import (
     Section,
     Wanted,
 )
-from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.gate_states import DUE_GATES, decode_gate
 from omniq.storage.gate_states import KIND as GATE
+from omniq.storage.pauses import PAUSED_QUEUE
 from omniq.storage.postgres import encoding
 from omniq.storage.postgres.connection import ReplyLost
 from omniq.storage.postgres.enqueue import enqueue

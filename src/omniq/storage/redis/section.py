@@ -20,9 +20,9 @@ from omniq.storage.backend import (
     Section,
     Wanted,
 )
-from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.gate_states import DUE_GATES
 from omniq.storage.gate_states import KIND as GATE
+from omniq.storage.pauses import PAUSED_QUEUE
 from omniq.storage.redis import encoding
 from omniq.storage.redis.connection import OutOfMemory
 from omniq.storage.redis.encoding import instant_of, raw, stamp

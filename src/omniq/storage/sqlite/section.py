@@ -25,8 +25,8 @@ from omniq.storage.backend import (
     Section,
     Wanted,
 )
-from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.gate_states import KIND as GATE
+from omniq.storage.pauses import PAUSED_QUEUE
 from omniq.storage.row_rules import Row
 from omniq.storage.sqlite import tables
 from omniq.storage.sqlite.connection import StatementRunner, statement

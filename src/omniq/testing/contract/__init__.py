@@ -57,6 +57,7 @@ from omniq.testing.contract.groups import GroupContract
 from omniq.testing.contract.incarnation import IncarnationContract
 from omniq.testing.contract.lease import LeaseContract
 from omniq.testing.contract.lifecycle import LifecycleContract
+from omniq.testing.contract.limits import LimitContract
 from omniq.testing.contract.order import OrderContract
 from omniq.testing.contract.pending_hooks import PendingHookContract
 from omniq.testing.contract.progress import ProgressContract
@@ -94,6 +95,7 @@ class StorageContract(
     ScheduleContract,
     RunHistoryContract,
     GateContract,
+    LimitContract,
     DependencyContract,
     SuspensionContract,
     GroupContract,
@@ -117,6 +119,7 @@ __all__ = [
     "IncarnationContract",
     "LeaseContract",
     "LifecycleContract",
+    "LimitContract",
     "OpenAnother",
     "OrderContract",
     "PendingHookContract",

@@ -48,6 +48,13 @@ local function apply_outcome(id, place, token, new_place, state)
   end
 end
 
+if #limits > 0 and need_rules(limits) then
+  for _, group in ipairs(groups) do
+    for _, id in ipairs((match_group(group, owner))) do miss(id) end
+  end
+  for _, outcome in ipairs(outcomes) do miss(outcome[1]) end
+  return { now_text, missed, {}, BY_RULES, '' }
+end
 for _, group in ipairs(groups) do
   local row_ids, row_places, ends = match_group(group, owner)
   for position, id in ipairs(row_ids) do
@@ -68,12 +75,10 @@ if #keys > 0 then
 end
 -- The rows whose outcomes are recorded leave their limits.
 if #limits > 0 then
-  local is_recorded, limit_keys = {}, {}
+  local is_recorded = {}
   for _, ids in ipairs({ ended_ids, moved_ids }) do
     for _, id in ipairs(ids) do is_recorded[id] = true end
   end
-  for position, limit in ipairs(limits) do limit_keys[position] = limit[1] end
-  read_gates(limit_keys)
   for _, limit in ipairs(limits) do
     local tokens = {}
     for position = 5, #limit, 2 do
@@ -165,8 +170,8 @@ local function return_offered()
 end
 
 -- Take the first rows, up to the first that needs the rules. Returns them, and what is left to claim.
-local function take_rows(limit, due_by, claim_id)
-  local asked, size, left, is_end = { wanted[3], paused_queues(), wanted[4], 1 }, limit, NOTHING, false
+local function take_rows(limit, due_by, claim_id, paused)
+  local asked, size, left, is_end = { wanted[3], paused, wanted[4], 1 }, limit, NOTHING, false
   local members, lanes, next_orders, parked_members, parked_places, entered = {}, {}, {}, {}, {}, {}
   local ids, places, records, states, ends, claimed_lanes = {}, {}, {}, {}, {}, {}
   local has_states, tail = redis.call('EXISTS', KEYS.states) == 1, owner .. '/' .. now_text .. '/' .. claim_id
@@ -263,10 +268,14 @@ local function claim()
   if witness and string.sub(witness, KIND, KIND) ~= 'f' and (tonumber((split_place(witness))) or request[11]) < request[11] then
     return {}, IS_BEHIND, ''
   end
-  local due = due_gates()
+  local due, paused = due_gates(), paused_queues()
+  for _, name in ipairs(paused) do
+    -- A paused function.
+    if string.sub(name, -2) == '()' then return {}, BY_RULES, '' end
+  end
   if (#due > 0 and wanted[2] ~= '') or not wake_gates(due) or not move_due(due_by) then return {}, BY_RULES, '' end
   if not offer(offered) then return {}, BY_RULES, '' end
-  local rows, left = take_rows(limit, due_by, claim_id)
+  local rows, left = take_rows(limit, due_by, claim_id, paused)
   write_claims()
   if #rows == 4 * limit or left ~= NOTHING then return rows, left, '' end
   if #due == DUE_GATES then return rows, SOME, '' end

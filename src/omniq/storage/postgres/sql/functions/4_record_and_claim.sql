@@ -117,6 +117,24 @@ BEGIN
         END IF;
     END IF;
     p_ended.ids := {schema}.ids_of(p_ended.ids);
+    p_left.keys := {schema}.ids_of(p_left.keys);
+    IF cardinality(p_left.keys) > 0 AND EXISTS (
+        SELECT FROM unnest(p_left.keys) AS given (name), LATERAL (
+            SELECT data FROM {schema}.documents WHERE kind = 'gate' AND key = given.name OFFSET 0
+        ) AS found
+        WHERE position('\xa46d6f7265'::bytea IN found.data) > 0
+    ) THEN
+        -- A limit counts units, or an operator has changed it: all outcomes need the rules.
+        seq := 1;
+        RETURN NEXT;
+        FOREACH id IN ARRAY p_ended.ids LOOP
+            RETURN NEXT;
+        END LOOP;
+        FOR id IN SELECT changed.id FROM unnest(p_changed) AS changed LOOP
+            RETURN NEXT;
+        END LOOP;
+        RETURN;
+    END IF;
     IF cardinality(p_ended.ids) > 0 THEN
         v_recorded := {schema}.end_tasks(p_ended);
     END IF;
@@ -159,7 +177,8 @@ BEGIN
         ELSIF v_is_due AND {schema}.promote_for(v_due_by, v_size) THEN
             seq := 4;
         -- A gate whose time has come, or a suspect that this owner may take.
-        ELSIF v_needs_rules OR EXISTS (SELECT FROM {schema}.live WHERE place = 1) AND NOT EXISTS (
+        -- Or a function that is paused.
+        ELSIF v_needs_rules OR '()' = ANY (SELECT right(name, 2) FROM unnest(v_paused) AS paused (name)) OR EXISTS (SELECT FROM {schema}.live WHERE place = 1) AND NOT EXISTS (
             SELECT FROM {schema}.live WHERE crashes > 0 AND owner = p_owner
         ) THEN
             seq := 3;
@@ -183,7 +202,6 @@ BEGIN
         p_claim := NULL;
         v_picked := '{}';
     ELSIF v_is_odd OR cardinality(p_left.keys) > 0 THEN
-        p_left.keys := {schema}.ids_of(p_left.keys);
         IF cardinality(v_recorded) < cardinality(p_ended.ids) + cardinality(p_changed) THEN
             v_stays := array(
                 SELECT '\x92'::bytea || {schema}.packed(given.id) || {schema}.packed(given.token) FROM (

@@ -62,9 +62,10 @@ BEGIN
 END $$;
 
 -- The states of running limits, in the given order.
--- returns  wake: `wake_at` as it is packed, '' for 0; count: the number of holders, NULL if the state is damaged
+-- returns  wake: `wake_at` as it is packed, '' for 0; count: the number of holders, NULL if the state is damaged;
+--          more: what needs the rules (see `Special` in gate_rules) as it is packed, '' for nothing
 CREATE OR REPLACE FUNCTION {schema}.unpack_limits(p_states bytea[])
-RETURNS TABLE (wake bytea, has_parked boolean, parks bigint, count int, items bytea)
+RETURNS TABLE (wake bytea, has_parked boolean, parks bigint, count int, items bytea, more bytea)
 LANGUAGE plpgsql IMMUTABLE {pinned} AS $$
 DECLARE
     v_data bytea;
@@ -84,7 +85,8 @@ BEGIN
         has_parked := false;
         parks := 0;
         items := '';
-        count := CASE WHEN v_fields BETWEEN 0 AND 4 THEN 0 END;
+        more := '';
+        count := CASE WHEN v_fields BETWEEN 0 AND 5 THEN 0 END;
         FOR v_number IN 1..v_fields LOOP
             v_tag := get_byte(v_data, v_at - 1);
             EXIT WHEN v_tag NOT BETWEEN 160 AND 191;
@@ -123,6 +125,12 @@ BEGIN
                 FOR v_byte IN v_at..coalesce(v_end - 2, 0) LOOP
                     parks := (parks << 8) + get_byte(v_data, v_byte);
                 END LOOP;
+            ELSIF v_name = '\xa46d6f7265'::bytea THEN -- more
+                v_end := v_at + CASE
+                    WHEN v_tag = 196 THEN 2 + get_byte(v_data, v_at)
+                    WHEN v_tag = 197 THEN 3 + 256 * get_byte(v_data, v_at) + get_byte(v_data, v_at + 1)
+                END;
+                more := coalesce(substring(v_data, v_at, v_end - v_at), '');
             END IF;
             v_at := v_end;
             EXIT WHEN v_at IS NULL;
@@ -233,6 +241,7 @@ DECLARE
     v_parks bigint[];
     v_counts int[];
     v_items bytea[];
+    v_more bytea[];
     v_sizes bigint[];
     v_is_changed boolean[];
     v_parks_now boolean[];
@@ -268,8 +277,9 @@ BEGIN
     -- Leave. A state that is damaged counts as empty.
     SELECT coalesce(array_agg(key), '{}'), array_agg(address), array_agg(due), coalesce(array_agg(data), '{}')
     INTO v_keys, v_addresses, v_dues, v_states FROM {schema}.lock_limits(p_left.keys, true, false);
-    SELECT array_agg(wake), array_agg(has_parked), array_agg(parks), array_agg(coalesce(count, 0)), array_agg(items)
-    INTO v_wakes, v_has_parked, v_parks, v_counts, v_items FROM {schema}.unpack_limits(v_states);
+    SELECT array_agg(wake), array_agg(has_parked), array_agg(parks), array_agg(coalesce(count, 0)), array_agg(items),
+        array_agg(more)
+    INTO v_wakes, v_has_parked, v_parks, v_counts, v_items, v_more FROM {schema}.unpack_limits(v_states);
     v_sizes := array_fill(NULL::bigint, array[cardinality(v_keys)]);
     v_is_changed := array_fill(true, array[cardinality(v_keys)]);
     FOR v_number IN 1..coalesce(cardinality(p_left.keys), 0) LOOP
@@ -298,16 +308,23 @@ BEGIN
             END LOOP;
         END IF;
         v_sizes[v_at] := coalesce(p_left.sizes[v_number], p_left.sizes[1]);
-        v_wakes[v_at] := '';
-        v_dues[v_at] := 0;
+        IF v_more[v_at] = '' THEN
+            v_wakes[v_at] := '';
+            v_dues[v_at] := 0;
+        ELSIF v_has_parked[v_at] THEN
+            -- The next claim offers the room by the rules.
+            v_wakes[v_at] := {schema}.packed(p_now);
+            v_dues[v_at] := p_now;
+        END IF;
     END LOOP;
     -- Offer the room of each limit to its first parked tasks, of each lot.
     IF true = ANY (v_has_parked) THEN
         SELECT coalesce(array_agg(first.address), '{}'), array_agg(lot.gate), array_agg(first.number = asked.room)
         INTO v_rows, v_limits, v_is_odd
         FROM {schema}.lots(array(
-            SELECT key FROM unnest(v_keys, v_sizes, v_counts, v_has_parked) AS known (key, size, count, has_parked)
-            WHERE has_parked AND size > count
+            SELECT key FROM unnest(v_keys, v_sizes, v_counts, v_has_parked, v_more)
+                AS known (key, size, count, has_parked, more)
+            WHERE has_parked AND size > count AND more = ''
         )) AS lot, LATERAL (
             SELECT least(v_sizes[known.at] - v_counts[known.at], c_most_offered) AS room
             FROM (SELECT array_position(v_keys, lot.gate)) AS known (at)
@@ -332,6 +349,7 @@ BEGIN
         INTO v_offered, v_wanted
         FROM (SELECT ctid, * FROM {schema}.live WHERE ctid = ANY (v_rows) FOR UPDATE SKIP LOCKED) AS first;
         FOR v_number IN 1..cardinality(v_keys) LOOP
+            CONTINUE WHEN v_more[v_number] <> '';
             v_has_parked[v_number] := v_has_parked[v_number] AND v_counts[v_number] >= v_sizes[v_number];
             IF v_has_parked[v_number] THEN
                 v_wakes[v_number] := c_forever;
@@ -394,8 +412,8 @@ BEGIN
             v_dues := v_dues || v_new_dues;
             v_is_changed := v_is_changed || array_fill(false, array[cardinality(v_new)]);
             SELECT v_wakes || array_agg(wake), v_has_parked || array_agg(has_parked), v_parks || array_agg(parks),
-                v_counts || array_agg(count), v_items || array_agg(items)
-            INTO v_wakes, v_has_parked, v_parks, v_counts, v_items FROM {schema}.unpack_limits(v_states);
+                v_counts || array_agg(count), v_items || array_agg(items), v_more || array_agg(more)
+            INTO v_wakes, v_has_parked, v_parks, v_counts, v_items, v_more FROM {schema}.unpack_limits(v_states);
         END IF;
         v_last := '';
         v_last_size := '';
@@ -416,7 +434,7 @@ BEGIN
                 v_limit_size := CASE WHEN v_last_size ~ '^=[0-9]{1,18}$' THEN substr(v_last_size, 2)::bigint END;
             END IF;
             IF v_is_odd[v_number] IS NOT FALSE OR v_limit_size IS NULL OR v_at IS NULL
-                OR v_counts[v_at] IS NULL OR p_claim.due_by IS NOT NULL
+                OR v_counts[v_at] IS NULL OR v_more[v_at] <> '' OR p_claim.due_by IS NOT NULL
             THEN
                 rest := 2;
                 EXIT;
@@ -470,28 +488,31 @@ BEGIN
         END IF;
     END IF;
     UPDATE {schema}.documents
-    SET due = CASE WHEN given.has_parked THEN given.due END,
+    SET due = CASE WHEN given.has_parked OR given.more <> '' THEN given.due END,
         data = set_byte(
             '\x80'::bytea, 0,
-            128 + (given.wake <> '')::int + given.has_parked::int + (given.parks > 0)::int + (given.count > 0)::int
+            128 + (given.wake <> '')::int + given.has_parked::int + (given.parks > 0)::int
+                + (given.more <> '')::int + (given.count > 0)::int
         )
             || CASE WHEN given.wake <> '' THEN '\xa777616b655f6174'::bytea || given.wake ELSE '' END
             || CASE WHEN given.has_parked THEN '\xaa6861735f7061726b6564c3'::bytea ELSE '' END
             || CASE WHEN given.parks > 0 THEN '\xa57061726b73'::bytea || {schema}.packed(given.parks) ELSE '' END
+            || CASE WHEN given.more <> '' THEN '\xa46d6f7265'::bytea || given.more ELSE '' END
             || CASE
                 WHEN given.count = 0 THEN ''
                 WHEN given.count < 16
                     THEN set_byte('\xa7686f6c6465727300'::bytea, 8, 144 + given.count) || given.items
                 ELSE '\xa7686f6c64657273dc'::bytea || substring(int4send(given.count), 3) || given.items
             END
-    FROM unnest(v_addresses, v_dues, v_wakes, v_has_parked, v_parks, v_counts, v_items, v_is_changed)
-        AS given (address, due, wake, has_parked, parks, count, items, is_changed)
+    FROM unnest(v_addresses, v_dues, v_wakes, v_has_parked, v_parks, v_counts, v_items, v_more, v_is_changed)
+        AS given (address, due, wake, has_parked, parks, count, items, more, is_changed)
     -- They are locked, so their addresses stay.
-    WHERE documents.ctid = given.address AND given.is_changed AND (given.count > 0 OR given.has_parked);
+    WHERE documents.ctid = given.address AND given.is_changed
+        AND (given.count > 0 OR given.has_parked OR given.more <> '');
     -- A state that says nothing any more.
     v_new := array(
-        SELECT key FROM unnest(v_keys, v_has_parked, v_counts) AS given (key, has_parked, count)
-        WHERE given.count = 0 AND NOT given.has_parked
+        SELECT key FROM unnest(v_keys, v_has_parked, v_counts, v_more) AS given (key, has_parked, count, more)
+        WHERE given.count = 0 AND NOT given.has_parked AND given.more = ''
     );
     IF cardinality(v_new) > 0 THEN
         DELETE FROM {schema}.documents WHERE kind = 'gate' AND key = ANY (v_new);

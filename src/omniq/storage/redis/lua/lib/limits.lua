@@ -2,6 +2,8 @@
 -- outcomes that need no others. A test plays random games on two stores and compares this with the rules.
 local FOREVER = 4611686018427387904 -- as gate_rules.FOREVER
 local DUE_GATES = 100 -- that one call wakes, as gate_states.DUE_GATES
+local SPECIAL = {}
+local LONGEST_LOG = 1000 -- as in gate_rules
 local OFFERED, FIRST_OFFERED = 100, 4 -- rows of each lot that are read, as in gate_states
 
 -- key → { name of its document, state, rule (nil as long as no row of it was read), refills, is_changed, has_passed,
@@ -14,13 +16,18 @@ end
 
 -- Whether the engine can decode the gate too: a row whose gates it does not know would not leave them.
 local function is_rule(value)
-  return type(value) == 'table' and type(value.key) == 'string' and (value.kind == 'running' or value.kind == 'rate')
-    and is_count(value.size) and is_count(value.span)
+  -- Units, and the logs of high rates, need the rules.
+  if type(value) ~= 'table' or value.cost ~= nil then return false end
+  value.span = value.span or 0
+  return type(value.key) == 'string' and is_count(value.size) and is_count(value.span)
+    and (value.kind == 'running' or value.kind == 'rate' and value.size <= LONGEST_LOG)
 end
 
--- The state of a gate; nil if it is damaged.
+-- The state of a gate; nil if it is damaged, and SPECIAL if it needs the rules (see `Special` in gate_rules).
 local function unpack_state(data)
   local is_read, state = pcall(cmsgpack.unpack, data)
+  -- It cannot read the bytes of `more`.
+  if not is_read and string.find(data, '\164more', 1, true) then return SPECIAL end
   if not is_read or type(state) ~= 'table' then return nil end
   state.holders, state.starts = state.holders or {}, state.starts or {}
   state.wake_at, state.parks = state.wake_at or 0, state.parks or 0
@@ -64,6 +71,7 @@ local function read_gates(keys)
     local _, data = split_document(value or '/\128')
     stored_documents[gate.name] = value
     gate.state = string.sub(unread[position], 1, 8) ~= 'breaker:' and unpack_state(data)
+    if gate.state == SPECIAL then gate.state, gate.is_special = false, true end
   end
   for _, key in ipairs(keys) do
     if not gates[key].state then return false end
@@ -91,6 +99,15 @@ local function ask_again_at(rule, state)
     return state.starts[#state.starts - rule.size + 1] + rule.span
   end
   return FOREVER
+end
+
+-- Whether the outcomes of rows with these limits need the rules: a limit counts units, or an operator has changed it.
+local function need_rules(limits)
+  local keys, is_special = {}, false
+  for position, limit in ipairs(limits) do keys[position] = limit[1] end
+  read_gates(keys)
+  for _, key in ipairs(keys) do is_special = is_special or gates[key].is_special end
+  return is_special
 end
 
 -- Claims with these tokens (by the ids of their rows) leave a gate, which has been read.
