@@ -39,6 +39,8 @@ EXAMPLES: Mapping[str, str] = {
     "rate": '@task(rate="100/m")',
     "max_running": "@task(max_running=1)",
     "limit_key": '@task(max_running=1, limit_key=lambda user, text: f"user {user}")',
+    "cost": '@task(rate="90000/m", limit_key="llm", cost=lambda prompt: len(prompt) // 4)',
+    "limits": '@task(limits=[Limit(key="gpu", max_running=8, cost=2), Limit(key="api", rate=50)])',
     "cron": '@task(cron="0 3 * * MON-FRI")',
     "tz": '@task(cron="0 3 * * *", tz="Europe/Berlin")',
     "interval": "@task(interval=30)",
@@ -111,6 +113,13 @@ A task that has ended is stored for this long with its result, and is then delet
     "limit_key": """\
 `rate` and `max_running` apply across all workers, to all tasks with the same key; without a key, to all tasks of the function.
 `limit_key="smtp"` in several functions makes them share one limit; a function of the arguments makes one limit for each user, host or tenant.""",
+    "cost": """\
+A number, or a function that makes one of the arguments; it is rounded up to whole units. `rate="90000/m"` with `cost` then allows 90,000
+units in a minute, and `max_running=8` with `cost=2` four such tasks. A task that costs more than the whole limit runs alone. Give all
+tasks with one key a cost, or none. See [Limits](../guides/limits.md).""",
+    "limits": """\
+`Limit(key=…, max_running=…)` or `Limit(key=…, rate=…, per=seconds)`, each with a `cost` if it counts units. A task starts when all of its
+limits have room, and enters none before. A function of the arguments returns such a list.""",
     "interval": """\
 In `options(…)`, `interval` and `cron` make one task that repeats under one id: with `interval`, the next run is due one interval after the
 last one ended. `get_result` returns the newest result. In `@task(…)` and `schedules.add(…)` they make a

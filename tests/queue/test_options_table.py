@@ -10,7 +10,7 @@ from typing import Any, get_overloads
 
 import pytest
 
-from omniq import Cron, ErrorRules, TaskQueue, task
+from omniq import Cron, ErrorRules, Limit, TaskQueue, task
 from omniq.cli.enqueue import enqueue
 from omniq.cli.schedules import add
 from omniq.queue.async_queue import EnqueueOptions
@@ -82,7 +82,9 @@ def test_the_examples_of_the_page_run(name: str) -> None:
             "log_result": hook,
             "count_failure": hook,
             "call_someone": hook,
-            **{each.__name__: each for each in (task, ErrorRules, Cron, datetime, timedelta)},
+            **{
+                each.__name__: each for each in (task, ErrorRules, Cron, Limit, datetime, timedelta)
+            },
             "UTC": UTC,
         }
         made = eval(EXAMPLES[name].removeprefix("@"), names)

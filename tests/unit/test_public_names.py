@@ -40,6 +40,7 @@ PUBLIC = [
     "Pong",
     "QueueInfo",
     "LimitInfo",
+    "Limit",
     "Runnable",
     "Schedule",
     "BreakerRule",

@@ -26,6 +26,7 @@ from omniq.events import OrphanedStateDeleted
 from omniq.models import (
     Attempt,
     BreakerRule,
+    Limit,
     QueueStats,
     Task,
     TaskResult,
@@ -103,6 +104,8 @@ class EnqueueOptions(TypedDict, total=False):
     rate: str | tuple[int, Duration] | None
     max_running: int | None
     limit_key: str | Callable[..., str] | None
+    cost: float | Callable[..., float] | None
+    limits: Iterable[Limit] | Callable[..., Iterable[Limit]] | None
 
 
 class AsyncEnqueuer:

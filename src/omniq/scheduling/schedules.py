@@ -22,6 +22,7 @@ from omniq.errors import (
 )
 from omniq.models import (
     BreakerRule,
+    Limit,
     MissedPolicy,
     OverlapPolicy,
     Schedule,
@@ -92,6 +93,8 @@ class ScheduleOptions(TypedDict, total=False):
     rate: str | tuple[int, Duration] | None
     max_running: int | None
     limit_key: str | Callable[..., str] | None
+    cost: float | Callable[..., float] | None
+    limits: Sequence[Limit] | Callable[..., Sequence[Limit]] | None
 
 
 class AsyncSchedules:

@@ -22,7 +22,7 @@ from omniq.errors import (
     SettingsError,
     UnmarkedFunctionWarning,
 )
-from omniq.models import BreakerRule, Runnable, check_func_path
+from omniq.models import BreakerRule, Limit, Runnable, check_func_path
 from omniq.retry import Backoff
 from omniq.tasks.declared_schedules import DeclaredSchedule
 from omniq.tasks.durations import Duration
@@ -76,6 +76,8 @@ def task(
     rate: str | tuple[int, Duration] | None = ...,
     max_running: int | None = ...,
     limit_key: str | Callable[..., str] | None = ...,
+    cost: float | Callable[..., float] | None = ...,
+    limits: Iterable[Limit] | Callable[..., Iterable[Limit]] | None = ...,
     cron: str | None = ...,
     tz: str | None = ...,
     interval: Duration | None = ...,

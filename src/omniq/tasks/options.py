@@ -8,6 +8,7 @@ the two commands; `docs/reference/options.md` is generated from it.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ from omniq.errors import InvalidTask
 from omniq.models import (
     NO_TIMEOUT,
     BreakerRule,
+    Limit,
     Task,
     TaskError,
     TaskResult,
@@ -97,6 +99,8 @@ class TaskOptions:
     rate: tuple[int, float] | None = None
     max_running: int | None = None
     limit_key: str | Callable[..., str] | None = None
+    cost: float | Callable[..., float] | None = None
+    limits: tuple[Limit, ...] | Callable[..., Iterable[Limit]] = ()
     cron: str | None = None
     tz: str | None = None
     interval: float | None = None
@@ -150,6 +154,8 @@ def _check_together(given: dict[str, Any]) -> None:
     """Refuse options that contradict each other; add what one option says for another."""
     if "limit_key" in given and not ("rate" in given or "max_running" in given):
         raise InvalidTask("limit_key: give rate or max_running as well, or nothing is limited")
+    if "cost" in given and not ("rate" in given or "max_running" in given):
+        raise InvalidTask("cost: give rate or max_running as well, or nothing counts it")
     if isinstance(delays := given.get("retry"), tuple):
         count = given.setdefault("max_retries", len(delays))
         if count != len(delays):
@@ -197,6 +203,31 @@ def _key(name: str, value: Any) -> Any:
     elif not callable(value) and not (name == "unique" and value is True):
         raise InvalidTask(f"{name} {value!r}: expected a key, or a function that makes one")
     return value
+
+
+def check_cost(name: str, value: Any) -> Any:
+    """Refuse a cost that is no number above 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value <= 0:
+        raise InvalidTask(f"{name} {value!r}: expected a number above 0")
+    return value
+
+
+def _cost(name: str, value: Any) -> Any:
+    return value if callable(value) else check_cost(name, value)
+
+
+def check_limits(name: str, value: Any) -> tuple[Limit, ...]:
+    """Refuse anything but limits."""
+    found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
+    for each in found:
+        if not isinstance(each, Limit):
+            raise InvalidTask(f"{name} {each!r}: expected a list of Limit(…)")
+    return found
+
+
+def _limits(name: str, value: Any) -> Any:
+    return value if callable(value) else check_limits(name, value)
 
 
 def _retry(name: str, value: Any) -> Backoff | tuple[float, ...]:
@@ -463,6 +494,21 @@ OPTIONS: Mapping[str, Option] = {
             faces=_IN_PYTHON,
             help="Tasks with the same key share rate and max_running.",
             check=_key,
+        ),
+        Option(
+            "cost",
+            type="number above 0, or function of the arguments",
+            default="1",
+            faces=_IN_PYTHON,
+            help="The units that the task takes of rate and max_running, which are then numbers of units.",
+            check=_cost,
+        ),
+        Option(
+            "limits",
+            type="list of Limit, or function of the arguments",
+            faces=_IN_PYTHON,
+            help="More limits that the task must pass: it enters all of them together.",
+            check=_limits,
         ),
         Option(
             "cron",

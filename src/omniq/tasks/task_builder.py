@@ -6,6 +6,7 @@ Of the settings, those of the queue come before those for all queues.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,7 @@ from omniq.settings import Settings
 from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import not_a_function, options_of, pass_to_queue, path_of
-from omniq.tasks.options import TaskOptions, check_options
+from omniq.tasks.options import TaskOptions, check_cost, check_limits, check_options
 from omniq.tasks.secret_parameters import secret_parameters
 
 if TYPE_CHECKING:
@@ -297,26 +298,41 @@ def _stored_options(func: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _limits(path: str, passed: _Call, given: Mapping[str, Any]) -> tuple[Limit, ...]:
+    more = given.get("limits", ())
+    if callable(more):
+        more = check_limits("limits", _made("limits", more, passed))
     rate, max_running = given.get("rate"), given.get("max_running")
     if rate is None and max_running is None:
-        return ()
+        return tuple(more)
+    cost = given.get("cost")
+    if callable(cost):
+        cost = check_cost("cost", _made("cost", cost, passed))
+    units = None if cost is None else math.ceil(cost)
     key = given.get("limit_key", path)
     if callable(key):
         key = _make_key("limit_key", key, passed)
     limits = []
     if max_running is not None:
-        limits.append(Limit(key=key, max_running=max_running))
+        limits.append(Limit(key=key, max_running=max_running, cost=units))
     if rate is not None:
-        limits.append(Limit(key=key, rate=rate[0], per=rate[1]))
-    return tuple(limits)
+        limits.append(Limit(key=key, rate=rate[0], per=rate[1], cost=units))
+    return (*limits, *more)
 
 
 def _make_key(name: str, make: Callable[..., str], passed: _Call) -> str:
-    args, kwargs = passed
-    try:
-        key = make(*args, **kwargs)
-    except Exception as error:
-        # The function is user code, called with the user's arguments.
-        raise InvalidTask(f"{name}: the function that makes the key failed: {error!r}") from error
+    key: str = _made(name, make, passed)
     check_key(name, key)
     return key
+
+
+def _made(name: str, make: Callable[..., Any], passed: _Call) -> Any:
+    """What a function of the author makes of the arguments."""
+    args, kwargs = passed
+    what = "key" if name in ("unique", "limit_key") else name
+    try:
+        return make(*args, **kwargs)
+    except Exception as error:
+        # The function is user code, called with the user's arguments.
+        raise InvalidTask(
+            f"{name}: the function that makes the {what} failed: {error!r}"
+        ) from error
