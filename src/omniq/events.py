@@ -453,12 +453,26 @@ class FunctionMissing(Event, frozen=True, kw_only=True):
 class WorkerDrained(Event, frozen=True, kw_only=True):
     """Emitted when `run_until_empty` has run all that it may run, and `left` tasks still wait.
 
-    They are due later, held back by a limit, or of functions that this worker cannot run.
+    They are due later, held back by a limit, or of functions that this worker cannot run. `held`: how many
+    other workers hold; only `omniq worker --burst` counts them.
     """
 
     name: ClassVar[str] = "worker.drained"
     owner: str
     left: int
+    held: int = 0
+
+
+class WorkerAwaitsLeases(Event, frozen=True, kw_only=True):
+    """Emitted when `omniq worker --burst` waits until other workers have renewed their leases, or lost them.
+
+    They hold `held` tasks. What a killed one held then runs again.
+    """
+
+    name: ClassVar[str] = "worker.awaits_leases"
+    owner: str
+    held: int
+    workers: int
 
 
 class PollEmpty(Event, frozen=True, kw_only=True):

@@ -33,7 +33,6 @@ from omniq.events import (
     Event,
     ScheduleDeclared,
     WorkerAdvice,
-    WorkerDrained,
     WorkerRecycling,
     WorkerStarted,
     WorkerStopRequested,
@@ -262,19 +261,12 @@ class PoolProcess:
             self._begin_stop()
         try:
             if self._config.burst and not self._stopping.is_set():
-                await self._drain()
+                await self._pool.run_until_empty()
             else:
                 await self._pool.wait()
         finally:
             if self._end is not None:
                 await self._end
-
-    async def _drain(self) -> None:
-        """Run what is there, say how many tasks are left, and end."""
-        owner = self._storage.owner
-        if not await self._pool.run_until_empty() and not self._stopping.is_set():
-            # The pool reports only what is left.
-            self._events.emit(WorkerDrained(owner=owner, left=0))
 
     def _begin_stop(self) -> None:
         self._stopping.set()
