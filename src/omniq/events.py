@@ -118,7 +118,7 @@ class TaskRetried(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskFailure(TaskEvent, frozen=True, kw_only=True):
-    """Emitted when the last failed run is recorded: the task runs no more.
+    """Emitted when the last failed run is recorded: the task runs no more, or not before its next time.
 
     `error` is the type of the exception and `error_message` its text. `owner` is the worker, and
     `seconds` how long the function ran.
@@ -132,10 +132,19 @@ class TaskFailure(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskDead(TaskEvent, frozen=True, kw_only=True):
-    """Emitted when the task has become a dead letter, which stays until it is retried or deleted."""
+    """Emitted when the task has become a dead letter, which stays until it is retried or deleted.
+
+    `error`, `error_message`, `traceback` and `seconds` are those of its last run, and `owner` is the worker.
+    They are empty if its workers died.
+    """
 
     name: ClassVar[str] = "task.dead"
     reason: str
+    owner: str = ""
+    seconds: float | None = None
+    error: str = ""
+    error_message: str = ""
+    traceback: str = ""
 
 
 class TaskCancellation(TaskEvent, frozen=True, kw_only=True):
@@ -334,6 +343,21 @@ class WorkerStopping(Event, frozen=True, kw_only=True):
     name: ClassVar[str] = "worker.stopping"
     timeout: float | None
     owner: str = ""
+
+
+class WorkerForced(Event, frozen=True, kw_only=True):
+    """Emitted when a worker ends by force while `unfinished` tasks, of which it names some, run.
+
+    `dead` of them may run only once, and are dead letters. The others run again: immediately if they could
+    be `released`, otherwise when the lease of the worker has expired.
+    """
+
+    name: ClassVar[str] = "worker.forced"
+    owner: str
+    unfinished: int
+    tasks: str
+    dead: int = 0
+    released: bool = True
 
 
 class WorkerStopRequested(Event, frozen=True, kw_only=True):
