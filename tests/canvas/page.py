@@ -15,7 +15,7 @@ _PARTS = ("simple", "chain", "chain_tail", "group")
 _HEAD = """# Canvas of Celery, case by case
 
 Celery has {count} integration tests of its canvas (`t/integration/test_canvas.py`). omniq's tests express {covered} of them as
-[flows](../guides/workflows.md), with the same graphs and the same results; for the other {left} the table says why not. A name is the class and the test
+[flows](../guides/workflows.md), with the same graphs and results, except that the results of nested groups stay nested lists. For the other {left} the table says why not. A name is the class and the test
 without their prefixes. `tests/canvas/page.py` writes this page.
 
 | Celery's test | omniq |
@@ -46,7 +46,7 @@ def _marked(function: ast.AST) -> list[str]:
                 elif isinstance(argument, ast.JoinedStr):
                     beginning = argument.values[0]
                     assert isinstance(beginning, ast.Constant)
-                    marked += [f"{beginning.value}{part}" for part in _PARTS]
+                    marked += [f"{beginning.value!s}{part}" for part in _PARTS]
     return marked
 
 
