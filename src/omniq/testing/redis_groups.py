@@ -324,11 +324,13 @@ class RedisCluster(_Group):
             "the cluster works",
         )
         wait_until(
-            lambda: all(
-                state["role"] == "master" or state["master_link_status"] == "up"
-                for state in (info(each, "replication") for each in running)
-            )
-            and sum(_role(each) == "slave" for each in running) == len(running) - 3,
+            lambda: (
+                all(
+                    state["role"] == "master" or state["master_link_status"] == "up"
+                    for state in (info(each, "replication") for each in running)
+                )
+                and sum(_role(each) == "slave" for each in running) == len(running) - 3
+            ),
             "the replicas are up to date",
         )
 

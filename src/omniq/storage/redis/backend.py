@@ -34,7 +34,7 @@ from omniq.storage.newest_by_id import scan_by_id
 from omniq.storage.redis import encoding, server_check, upgrade
 from omniq.storage.redis.connection import ServerConnection
 from omniq.storage.redis.encoding import STATUS_LETTERS, STATUSES, instant_of, raw, stamp
-from omniq.storage.redis.replies import DAMAGED_COUNTER
+from omniq.storage.redis.error_replies import DAMAGED_COUNTER
 from omniq.storage.redis.scripts import Scripts
 from omniq.storage.redis.section import (
     RedisSection,

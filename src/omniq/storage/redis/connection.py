@@ -21,14 +21,14 @@ from omniq.concurrency.futures import finish
 from omniq.errors import OmniqError, StorageClosed, StorageError, StorageRefused
 from omniq.storage.connection_advice import connect_timeout, network_advice
 from omniq.storage.redis.address import Address, Node, parse
-from omniq.storage.redis.primaries import Primaries, UnknownService
-from omniq.storage.redis.replies import (
+from omniq.storage.redis.error_replies import (
     ConnectionLost,
     NotPrimary,
     error_of,
     is_client_name_refused,
     redirection,
 )
+from omniq.storage.redis.primaries import Primaries, UnknownService
 from omniq.text.masking import mask_url
 
 _CONNECT_SECONDS = 5.0
@@ -174,18 +174,20 @@ class ServerConnection:
         last: Exception = LookupError("no server is known")
         try:
             self._check_open()
-            async with _connect_timeout(self._address):
-                async with aclosing(self._primaries.find(self._ask)) as nodes:
-                    async for node in nodes:
-                        try:
-                            return await self._open_primary(node)
-                        except Exception as error:
-                            last = error
+            async with (
+                _connect_timeout(self._address),
+                aclosing(self._primaries.find(self._ask)) as nodes,
+            ):
+                async for node in nodes:
+                    try:
+                        return await self._open_primary(node)
+                    except Exception as error:
+                        last = error
         except Exception as error:
             last = error
         # Any: an impossible host name, for example, raises UnicodeError when it is resolved.
-        raise last if isinstance(last, OmniqError) else self._wrap_error(
-            last, was_sent=False
+        raise (
+            last if isinstance(last, OmniqError) else self._wrap_error(last, was_sent=False)
         ) from last
 
     async def _open_primary(self, node: Node) -> _Connection:

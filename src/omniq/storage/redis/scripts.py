@@ -22,7 +22,7 @@ from omniq.concurrency.backoff import backoff
 from omniq.errors import StorageError
 from omniq.storage.redis.connection import ServerConnection, pack
 from omniq.storage.redis.encoding import LUA_CONSTANTS
-from omniq.storage.redis.replies import ConnectionLost, ServerNotReady, UnknownScript
+from omniq.storage.redis.error_replies import ConnectionLost, ServerNotReady, UnknownScript
 from omniq.storage.store_clock import given_time
 
 RETRY_SECONDS = 15.0
