@@ -183,6 +183,10 @@ class PartialError(TaskError):
     category = ErrorCategory.PARTIAL
 
 
+OnConflict = Literal["keep", "replace", "extend"]
+"""What an enqueue does when another task holds its unique key."""
+
+
 class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How many tasks with this key may run at the same time, or start within `per` seconds, on all workers.
 
@@ -307,6 +311,9 @@ class Task(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     task_type: str | None = None
     workflow: TaskWorkflow | None = None
     version: int = 1
+    on_conflict: OnConflict = "keep"
+    max_wait: float | None = None
+    unique_for: float | None = None
     created_at: datetime = msgspec.field(default_factory=SYSTEM_CLOCK.now)
     status: TaskStatus = TaskStatus.PENDING
     attempts: int = 0
@@ -650,10 +657,31 @@ def check_task(task: Task) -> None:
     for texts in (task.kwargs, task.metadata):
         if type(texts) is not dict or (texts and not all(type(key) is str for key in texts)):
             raise InvalidTask("kwargs and metadata must be dictionaries with text as keys")
+    if task.on_conflict != "keep" or task.max_wait is not None or task.unique_for is not None:
+        _check_conflict(task)
     if task.limits or task.breakers:
         _check_gates(task)
     if task.workflow is not None:
         _check_workflow(task, task.workflow)
+
+
+def _check_conflict(task: Task) -> None:
+    if task.on_conflict not in get_args(OnConflict):
+        raise InvalidTask(
+            f"on_conflict {_short(task.on_conflict)}: expected one of {', '.join(get_args(OnConflict))}"
+        )
+    if task.unique is None:
+        name = (
+            "unique_for" if task.on_conflict == "keep" and task.max_wait is None else "on_conflict"
+        )
+        raise InvalidTask(f"{name}: give unique as well, or there is no key to hold")
+    check_seconds("max_wait", task.max_wait, above_zero=True)
+    check_seconds("unique_for", task.unique_for, above_zero=True)
+    if task.on_conflict == "keep":
+        if task.max_wait is not None:
+            raise InvalidTask("max_wait: give on_conflict='replace' or 'extend' as well")
+    elif task.interval is not None or task.cron is not None:
+        raise InvalidTask("on_conflict: a task that repeats keeps its unique key; use change_task")
 
 
 def _check_workflow(task: Task, workflow: TaskWorkflow) -> None:

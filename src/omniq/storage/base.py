@@ -279,6 +279,13 @@ class BaseStorage(Flows):
         E4. Bad values raise `InvalidTask` and nothing is written, on every backend alike.
         E5. With `max_pending` waiting tasks, `QueueFull` is raised and nothing is written.
         E6. The task that a claim returns equals the task that was enqueued.
+        E11. With `on_conflict="replace"`, a holder that waits takes the arguments, the metadata and the eta of
+             the call, and begins again if it had failed. If it runs, the new task holds the key from then on, and
+             waits for its end: at most one runs and one waits, and the newest arguments always run.
+        E12. With `on_conflict="extend"`, a holder that waits keeps its arguments and takes the eta. No call
+             delays a holder beyond `max_wait` seconds after the first.
+        E13. With `unique_for`, the key is held for that many seconds from the enqueue, also after the end.
+        E14. The conflicts of a batch are settled in its order.
         """
         return (await self.enqueue_many((task,)))[0]
 

@@ -40,6 +40,7 @@ from omniq.storage.backend import (
     Section,
 )
 from omniq.storage.claim import Claimed, Claimer, wanted_by
+from omniq.storage.conflicts import read_conflicts
 from omniq.storage.flow_engine import FlowEngine
 from omniq.storage.flow_insertion import FlowInsertion, Under, check_batch, ids_to_read
 from omniq.storage.incarnation import (
@@ -106,7 +107,9 @@ class Engine(FlowEngine):
             else:
                 await self.backend.transact_within(within, lambda section: section.write(changes))
             return ids
-        return await self._transact(lambda section: self._insert(section, rows), within=within)
+        return await self._transact(
+            lambda section: self._insert(section, rows, within=within), within=within
+        )
 
     def free_insertion(self, rows: Sequence[Row]) -> tuple[Changes, list[str]]:
         """What to insert if no id and no unique key is taken, and the id that each enqueue returns.
@@ -123,40 +126,67 @@ class Engine(FlowEngine):
             raise Moved
         return changes, ids
 
-    async def _insert(self, section: Section, rows: Sequence[Row]) -> list[str]:
-        known = await section.load([row.id for row in rows])
-        keys = await read_unique_keys(section, rows, self._seals)
-        changes, ids = insertion(rows, self._max_pending, known, keys)
-        if changes.inserted:
-            await section.write(changes)
+    async def _insert(
+        self,
+        section: Section,
+        rows: Sequence[Row],
+        under: Under | None = None,
+        within: object = NOWHERE,
+    ) -> list[str]:
+        # When the step is begun again, the rows are as they were.
+        given = [row_rules.copy_of(row) for row in rows]
+        known = await section.load(ids_to_read(given, under))
+        keys = await read_unique_keys(section, given, self._seals)
+        conflicts = await read_conflicts(
+            section, given, keys.holders, self._serializer, self._seals
+        )
+        changes, ids = insertion(given, self._max_pending, known, keys, conflicts)
+        if given[0].workflow is not None and ids[0] != given[0].id:
+            # Another flow holds the unique key of the first row, which all others belong to.
+            return ids
+        edited = conflicts.edited if conflicts is not None else {}
+        if not changes.inserted and not edited:
+            return ids
+        if under is not None or [row for row in changes.inserted if row.workflow is not None]:
+            is_within = within is not NOWHERE
+            if conflicts is not None:
+                known = {**known, **conflicts.held}
+            flow = FlowInsertion(changes, known, section.now)
+            flow.plan(under, in_transaction=is_within)
+            hit("flow_insertion.before")
+            await self._write_insertion(section, changes, edited)
+            self.has_work = self.has_work or (flow.has_work and not is_within)
+        else:
+            await self._write_insertion(section, changes, edited)
         return ids
+
+    async def _write_insertion(
+        self, section: Section, changes: Changes, edited: Mapping[str, Row]
+    ) -> None:
+        """Write what an enqueue inserts, and the tasks that it has replaced or extended."""
+        if not edited:
+            await section.write(changes)
+            return
+        step = self._step(section)
+        step.changes = changes
+        if not changes.inserted:
+            changes.bound = None
+        for row in changes.updated:
+            step.update(row)
+        await step.gates.load(edited.values())
+        for row in edited.values():
+            step.restart(row)
+        await step.commit()
 
     async def _enqueue_flow(
         self, rows: Sequence[Row], within: object, under: Under | None
     ) -> list[str]:
         """Insert rows that wait for others, or belong to them."""
         check_batch(rows)
-        is_within = within is not NOWHERE
-
-        async def insert(section: Section) -> list[str]:
-            # When the step is begun again, the rows are as they were.
-            given = [row_rules.copy_of(row) for row in rows]
-            known = await section.load(ids_to_read(given, under))
-            keys = await read_unique_keys(section, given, self._seals)
-            changes, ids = insertion(given, self._max_pending, known, keys)
-            if ids[0] != given[0].id:
-                # Another flow holds the unique key of the first row, which all others belong to.
-                return ids
-            if changes.inserted:
-                flow = FlowInsertion(changes, known, section.now)
-                flow.plan(under, in_transaction=is_within)
-                hit("flow_insertion.before")
-                await section.write(changes)
-                self.has_work = self.has_work or (flow.has_work and not is_within)
-            return ids
-
-        ids = await self._transact(insert, within=within)
-        if not is_within:
+        ids = await self._transact(
+            lambda section: self._insert(section, rows, under, within), within=within
+        )
+        if within is NOWHERE:
             await self._finish_work()
         return ids
 

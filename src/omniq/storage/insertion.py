@@ -8,6 +8,7 @@ import msgspec
 
 from omniq.errors import DuplicateTask
 from omniq.storage.backend import Changes, DocumentChange, Record, Section
+from omniq.storage.conflicts import Conflicts, wait_for_end
 from omniq.storage.row_rules import Row
 from omniq.storage.row_seals import RowSeals
 from omniq.storage.step import UNIQUE
@@ -26,7 +27,9 @@ class UniqueKeys(msgspec.Struct):
     def hold(self, row: Row) -> list[DocumentChange]:
         """Have the row hold its key, under all its names."""
         return [
-            DocumentChange(UNIQUE, name, self.left_behind.get(name), row.id.encode())
+            DocumentChange(
+                UNIQUE, name, self.left_behind.get(name), row.id.encode(), row.held_until
+            )
             for name in row.unique_names
         ]
 
@@ -52,8 +55,12 @@ async def read_unique_keys(
             record = held.get(holder)
             if record is not None and record.is_live and _is_holder(record.row, key, seals):
                 keys.holders[unique] = holder
-            else:
-                keys.left_behind[name] = found[name].data
+                continue
+            document = found[name]
+            keys.left_behind[name] = document.data
+            if document.due is not None and document.due > section.now:
+                # It has ended, and holds its key for longer.
+                keys.holders[unique] = holder
     return keys
 
 
@@ -66,11 +73,12 @@ def insertion(
     bound: int | None,
     known: Mapping[str, Record] | None = None,
     keys: UniqueKeys | None = None,
+    conflicts: Conflicts | None = None,
 ) -> tuple[Changes, list[str]]:
     """What to insert, and the id that each row's enqueue returns.
 
     `known` has what is stored under the ids of the rows, and `keys` who holds their unique keys; without
-    them, nothing is stored and no key is held.
+    them, nothing is stored and no key is held. `conflicts` settles what a row does that finds its key held.
     """
     keys = keys or UniqueKeys()
     holders = dict(keys.holders)
@@ -83,12 +91,28 @@ def insertion(
             if record.row.nonce != row.nonce:
                 raise DuplicateTask(row.id)
             ids.append(row.id)
-        elif row.unique is not None and row.unique in holders:
-            ids.append(holders[row.unique])
-        else:
-            ids.append(row.id)
-            fresh.append(row)
-            if row.unique is not None:
-                holders[row.unique] = row.id
-                documents += keys.hold(row)
+            continue
+        holder = None if row.unique is None else holders.get(row.unique)
+        if holder is not None and (
+            conflicts is None
+            or row.on_conflict is None
+            or conflicts.is_settled(row, holder, {each.id: each for each in fresh})
+        ):
+            ids.append(holder)
+            continue
+        ids.append(row.id)
+        fresh.append(row)
+        if row.unique is not None:
+            holders[row.unique] = row.id
+            documents += keys.hold(row) if holder is None else _take_key(row, holder)
+        if holder is not None:
+            wait_for_end(row, holder)
     return Changes(inserted=fresh, bound=bound, documents=documents), ids
+
+
+def _take_key(row: Row, holder: str) -> list[DocumentChange]:
+    """Have the row hold its key in place of a task that runs."""
+    before, after = holder.encode(), row.id.encode()
+    return [
+        DocumentChange(UNIQUE, name, before, after, row.held_until) for name in row.unique_names
+    ]

@@ -74,7 +74,7 @@ class KnownRows:
                 finished = row_rules.finished_row(row, finish, encoded, now)
                 changes.ended.append(Ended(finished))
                 if row.unique:
-                    changes.documents += release_unique_key(row)
+                    changes.documents += release_unique_key(row, now)
         return changes
 
     def update(self, owner: str, outcomes: Iterable[Outcome], claimed: Iterable[Row]) -> None:

@@ -121,6 +121,10 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     `occurrence` is the token after which the current occurrence of a repeating task began: it stays the same
     while that occurrence is retried. So does that of a dead letter, unless it is edited or runs from the start.
     `task_type` is for people, and for their dead letters.
+    `on_conflict`: what its enqueue does if another task holds its unique key; None: nothing. `max_wait`: how long after
+    the first call an enqueue may delay the holder. `held_until`: the key stays held until then, also when the
+    task has ended. `replaced` are the calls that have replaced or extended it, and `waits_since` is when the
+    first of them came after a failure.
     """
 
     id: str
@@ -158,6 +162,11 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     unique_aliases: tuple[str, ...] = ()
     occurrence: int = 0
     task_type: str | None = None
+    on_conflict: Literal["replace", "extend"] | None = None
+    max_wait: int | None = None
+    held_until: Instant | None = None
+    replaced: tuple[str, ...] = ()
+    waits_since: Instant | None = None
 
     @property
     def unique_names(self) -> tuple[str, ...]:
@@ -252,9 +261,19 @@ def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -
         row.gates = gates_of(task)
     if task.task_type is not None:
         row.task_type = task.task_type
+    if task.unique is not None:
+        _hold_key(row, task, now)
     if task.workflow is not None:
         _join_workflow(row, task.workflow)
     return row
+
+
+def _hold_key(row: Row, task: Task, now: int) -> None:
+    if task.on_conflict != "keep":
+        row.on_conflict = task.on_conflict
+        row.max_wait = None if task.max_wait is None else seconds_to_micros(task.max_wait)
+    if task.unique_for is not None:
+        row.held_until = now + seconds_to_micros(task.unique_for)
 
 
 def _join_workflow(row: Row, given: TaskWorkflow) -> None:
@@ -795,6 +814,16 @@ def change_waiting(row: Row, task: Task, body: bytes, now: int, *, due: bool) ->
     elif due:
         row.due = row.turn = now if task.eta is None else to_micros(task.eta)
         row.visible = 0 if task.eta is None else row.due
+
+
+def forget_failures(row: Row, now: int) -> None:
+    """Have a waiting row begin from its first run, because it gets another call."""
+    if row.status is not _PENDING:
+        row.waits_since = now
+    row.status = _PENDING
+    row.attempts = row.crashes = row.releases = 0
+    row.occurrence = row.token
+    row.history = ()
 
 
 def retry_dead(row: Row, now: int, *, edited: Row | None = None, from_start: bool = False) -> None:

@@ -68,7 +68,7 @@ from omniq.storage.sealed_documents import (
     older_schedule,
     whole_schedule,
 )
-from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS
+from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS, UNIQUE
 from omniq.storage.types import Action, Identity, PendingHook, WorkerAnswer, WorkerRequest
 from omniq.storage.worker_requests import (
     ANSWER,
@@ -224,7 +224,25 @@ class SideEngine:
             return section.now
 
         now = await self._read(read_now)
+        while await self._purge_unique_keys():
+            pass
         return await self._purge(FinishedQuery(by="expires_at", before=now, limit=_PURGED))
+
+    @atomic
+    async def _purge_unique_keys(self, section: Section) -> bool:
+        """Delete a page of unique keys that tasks have held beyond their ends; whether there may be more."""
+        query = DocumentQuery(kind=UNIQUE, due_by=section.now, limit=_PURGED)
+        found = await section.find_documents(query)
+        holders = await section.load([each.data.decode(errors="replace") for each in found])
+        live = {task_id.encode() for task_id, record in holders.items() if record.is_live}
+        documents = [
+            # The end of a live holder frees its key: it is not found again until then.
+            DocumentChange(UNIQUE, each.key, each.data, each.data if each.data in live else None)
+            for each in found
+        ]
+        if documents:
+            await section.write(Changes(documents=documents))
+        return len(found) == _PURGED
 
     async def _purge(self, query: FinishedQuery) -> int:
         purged = 0
@@ -259,7 +277,7 @@ class SideEngine:
             if self._seals is not None:
                 self._seals.rename_unique_key(row)
             keys = await read_unique_keys(section, [row], self._seals)
-            if row.unique is not None and row.unique in keys.holders:
+            if row.unique is not None and keys.holders.get(row.unique, task_id) != task_id:
                 holder = keys.holders[row.unique]
                 return False
             # The dead letter may have a checkpoint.

@@ -206,6 +206,14 @@ class Step:
         self.changes.rewritten = (*self.changes.rewritten, row.id)
         self.update(row)
 
+    def restart(self, row: Row) -> None:
+        """Write a waiting row that an enqueue has replaced or extended."""
+        if row.occurrence == row.token and row.attached:
+            # It was replaced: what its earlier call has stored is not for the new one.
+            for kind in (CHECKPOINT, PROGRESS, NEWEST):
+                self._delete(kind, row.id)
+        self.rewrite(row)
+
     def finish(self, row: Row, finish: Finish) -> None:
         """End a row."""
         self._changed.add(row.id)
@@ -216,7 +224,7 @@ class Step:
             if row.parked is None:
                 self.gates.refill(row)
         if row.unique:
-            self.changes.documents += release_unique_key(row)
+            self.changes.documents += release_unique_key(row, self.now)
         if row.attached:
             self._delete(PROGRESS, row.id)
             self._delete(NEWEST, row.id)
@@ -307,7 +315,9 @@ class Step:
         return [row for row in self._updated.values() if row.owner is None and row.parked is None]
 
 
-def release_unique_key(row: Row) -> list[DocumentChange]:
-    """Free the unique key of a row that ends, under all its names."""
+def release_unique_key(row: Row, now: int) -> list[DocumentChange]:
+    """Free the unique key of a row that ends, under all its names, unless it holds the key for longer."""
+    if row.held_until is not None and row.held_until > now:
+        return []
     holder = row.id.encode()
     return [DocumentChange(UNIQUE, name, holder, None, if_equal=True) for name in row.unique_names]

@@ -50,6 +50,7 @@ from omniq.testing.contract.cancel import CancelContract
 from omniq.testing.contract.change import ChangeContract
 from omniq.testing.contract.checkpoints import CheckpointContract
 from omniq.testing.contract.claim import ClaimContract
+from omniq.testing.contract.conflicts import ConflictContract
 from omniq.testing.contract.dead_letters import DeadLetterContract
 from omniq.testing.contract.dependencies import DependencyContract
 from omniq.testing.contract.enqueue import EnqueueContract
@@ -77,6 +78,7 @@ from omniq.testing.contract.waiting import WaitingContract
 class StorageContract(
     LifecycleContract,
     EnqueueContract,
+    ConflictContract,
     ValueContract,
     ClaimContract,
     OrderContract,
@@ -110,6 +112,7 @@ __all__ = [
     "ChangeContract",
     "CheckpointContract",
     "ClaimContract",
+    "ConflictContract",
     "ContractPart",
     "DeadLetterContract",
     "DependencyContract",
