@@ -78,6 +78,9 @@ def enqueue(
     task_type: Annotated[
         str | None, Option("--task-type", metavar="TYPE", help=option_help("task_type"))
     ] = None,
+    version: Annotated[
+        int | None, Option("--arguments-version", metavar="N", help=option_help("version"))
+    ] = None,
     metadata: Annotated[
         list[str] | None,
         Option(
@@ -112,6 +115,7 @@ def enqueue(
         "unique": unique,
         "task_id": task_id,
         "task_type": task_type,
+        "version": version,
         "metadata": parse_pairs("--metadata", metadata or ()) or None,
     }
     if timeout is not None:

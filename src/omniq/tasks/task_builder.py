@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _FOR_WORKERS = frozenset(
-    ("executor", "errors", "on_failure", "on_success", "on_dead", "name", "aliases", "schedules")
+    (
+        "executor",
+        "errors",
+        "on_failure",
+        "on_success",
+        "on_dead",
+        "name",
+        "aliases",
+        "schedules",
+        "upcasters",
+    )
 )
 
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
@@ -254,6 +264,7 @@ class TaskBuilder:
             limits=_limits(path, passed, given),
             breakers=given.get("breaker", ()),
             task_type=given.get("task_type"),
+            version=given.get("version", 1),
             workflow=call.workflow,
             metadata=dict(given.get("metadata", {})),
             secrets=given["secrets"],
