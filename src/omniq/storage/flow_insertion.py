@@ -128,6 +128,8 @@ class FlowInsertion:
     """Adds the edges and the changed parents to an insertion."""
 
     _section: Section
+    _key_above: str | None = None
+    """The sequence of the running task whose claim the rows are inserted under."""
 
     def __init__(self, changes: Changes, known: Mapping[str, Record], now: int) -> None:
         self._changes = changes
@@ -189,6 +191,7 @@ class FlowInsertion:
         row = None if record is None or not record.is_live else record.row
         if row is None or (row.owner, row.token) != (under.owner, under.token):
             raise StaleClaim(under.task_id, under.token)
+        self._key_above = key_of(row)
         if under.task_id not in self._updated:
             self._changes.checked = [row]
 
@@ -221,7 +224,7 @@ class FlowInsertion:
                 raise InvalidTask(f"task {row.id}: its parent {parent_id} is cancelled")
             parent = self._change(parent_id)
         workflow = parent.workflow or Workflow()
-        if workflow.sequence is not None and workflow.sequence == key_of(row):
+        if key_of(row) is not None and key_of(row) in (workflow.sequence, self._key_above):
             raise InvalidTask(
                 f"task {row.id}: it is in the sequence of its parent {parent_id}, which ends only after it; "
                 "enqueue it without waiting for it, or give it another sequence"
