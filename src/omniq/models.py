@@ -278,7 +278,8 @@ class Task(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     a `timeout` of `NO_TIMEOUT` no limit. The delays before retries are `retry_delays`, or come from
     `retry`. With `reschedule_on_failure` a repeating task goes on after a failure. `task_type` is for
     people; None: the function's path. The storage sets `token`, `owner`, `crashes`, `releases` and
-    `started_at`. `secrets` are the positions and names of arguments that are never shown.
+    `started_at`. `secrets` are the positions and names of arguments that are never shown. `version` is
+    the version of the function that the arguments are for; 0: whatever version the code has.
     """
 
     id: str = msgspec.field(default_factory=SYSTEM_CLOCK.new_id)
@@ -307,6 +308,7 @@ class Task(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     reschedule_on_failure: bool = False
     task_type: str | None = None
     workflow: TaskWorkflow | None = None
+    version: int = 1
     created_at: datetime = msgspec.field(default_factory=SYSTEM_CLOCK.now)
     status: TaskStatus = TaskStatus.PENDING
     attempts: int = 0
@@ -627,6 +629,8 @@ def check_task(task: Task) -> None:
     # Few tasks have these, and a batch has many tasks: skip the call where there is no value.
     if task.eta is not None:
         check_instant("eta", task.eta)
+    if task.version != 1:
+        check_int("version", task.version, low=0)
     if task.expires is not None:
         check_instant("expires", task.expires)
     if task.interval is not None:

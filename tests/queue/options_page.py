@@ -54,6 +54,8 @@ EXAMPLES: Mapping[str, str] = {
     "on_dead": "@task(on_dead=call_someone)",
     "name": '@task(name="mail.send")',
     "aliases": '@task(aliases=["app.old_module.send"])',
+    "version": 'queue.options(version=2).enqueue("shop.order")',
+    "upcasters": "@task(version=2, upcasters={1: None})",
     "task_type": 'queue.options(task_type="summarize")',
     "schedules": '@task(schedules=[Cron("0 3 * * *", args=("eu",))])',
     "metadata": 'queue.options(metadata={"tenant": "acme"})',
@@ -124,6 +126,13 @@ last one ended. `get_result` returns the newest result. In `@task(…)` and `sch
 A repeating task whose run fails and is not retried becomes a dead letter and ends. With `reschedule_on_failure=True` it continues with its
 next run instead, without a dead letter. See [Retries](../guides/retries.md#repeating-tasks). The tasks of a schedule are independent of
 each other and do not need it.""",
+    "version": """\
+Raise it when you change the parameters of a function in a way that stored calls do not fit: see
+[Deploying changes](../guides/deploying-changes.md). A function without it has version 1. A task that is enqueued by the path of a function
+has version 1 too, or the version that the call names. A worker with an older version leaves the task to other workers, and reports that.""",
+    "upcasters": """\
+One for each older version, without a gap: a function with the parameters of that version that returns `Args(…)` for the next one, or
+`None` if the arguments still fit. It gets the arguments as they are stored, and must not do anything else.""",
     "task_type": """\
 Use it when one function does different kinds of work. The type is in log lines and events (`task_type`), in metrics (`type`) and in dead
 letters (`letter.task_type`, `dead.list(task_type="summarize")`, `omniq dead list --type summarize`). It never decides what runs. Without

@@ -89,6 +89,9 @@ def enqueue(
     task_type: Annotated[
         str | None, Option("--task-type", metavar="TYPE", help=option_help("task_type"))
     ] = None,
+    version: Annotated[
+        int | None, Option("--arguments-version", metavar="N", help=option_help("version"))
+    ] = None,
     metadata: Annotated[
         list[str] | None,
         Option(
@@ -125,6 +128,7 @@ def enqueue(
         "sequence_on_failure": cast(SequenceOnFailure | None, sequence_on_failure),
         "task_id": task_id,
         "task_type": task_type,
+        "version": version,
         "metadata": parse_pairs("--metadata", metadata or ()) or None,
     }
     if timeout is not None:

@@ -98,6 +98,7 @@ class EnqueueOptions(TypedDict, total=False):
     expires: Duration | datetime | None
     result_ttl: Duration | None
     task_type: str | None
+    version: int | None
     metadata: dict[str, Any] | None
     breaker: str | BreakerRule | Iterable[str | BreakerRule] | None
     rate: str | tuple[int, Duration] | None

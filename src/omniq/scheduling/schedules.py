@@ -86,6 +86,7 @@ class ScheduleOptions(TypedDict, total=False):
     expires: Duration | None
     result_ttl: Duration | None
     task_type: str | None
+    version: int | None
     metadata: dict[str, Any] | None
     breaker: str | BreakerRule | Sequence[str | BreakerRule] | None
     rate: str | tuple[int, Duration] | None

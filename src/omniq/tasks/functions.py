@@ -55,6 +55,7 @@ from omniq.tasks.options import (
     check_options,
 )
 from omniq.tasks.passed_functions import PASSED, PassedFunctions
+from omniq.tasks.versions import Upcasters
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -97,6 +98,8 @@ def task(
     on_dead: Hook | None = ...,
     name: str | None = ...,
     aliases: Iterable[str] | None = ...,
+    version: int | None = ...,
+    upcasters: Upcasters | None = ...,
     schedules: DeclaredSchedule | Iterable[DeclaredSchedule] | None = ...,
     task_type: str | None = ...,
     metadata: Mapping[str, Any] | None = ...,

@@ -35,6 +35,7 @@ from omniq.retry import Backoff
 from omniq.tasks.declared_schedules import Cron, DeclaredSchedule, Interval
 from omniq.tasks.durations import UNIT_SECONDS, seconds_of
 from omniq.tasks.error_rules import ErrorRules
+from omniq.tasks.versions import FIRST_VERSION, Upcasters, check_upcasters, checked_upcasters
 
 Executor = Literal["async", "thread", "process"]
 SequenceOnFailure = Literal["continue", "halt"]
@@ -114,6 +115,8 @@ class TaskOptions:
     on_dead: Hook | None = None
     name: str | None = None
     aliases: tuple[str, ...] = ()
+    version: int | None = None
+    upcasters: Upcasters | None = None
     schedules: tuple[DeclaredSchedule, ...] = ()
     task_type: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -143,6 +146,8 @@ def check_options(face: Face = "@task", /, **options: Any) -> TaskOptions:
     refuse_unknown(face, given)
     checked = {name: OPTIONS[name].check(name, value) for name, value in given.items()}
     _check_together(checked)
+    if face == "@task":
+        check_upcasters(checked.get("version", FIRST_VERSION), checked.get("upcasters"))
     return TaskOptions(**checked)
 
 
@@ -588,6 +593,21 @@ OPTIONS: Mapping[str, Option] = {
             faces=_DECORATOR,
             help="Further names, such as earlier paths, whose stored tasks the function runs.",
             check=_task_names,
+        ),
+        Option(
+            "version",
+            type="int",
+            default="1",
+            faces=_EVERYWHERE,
+            help="The version of the function's parameters: a worker with an older one leaves the task to others.",
+            check=partial(_integer, low=1),
+        ),
+        Option(
+            "upcasters",
+            type="mapping of int to function or None",
+            faces=_DECORATOR,
+            help="For each older version the function that turns its arguments into those of the next one.",
+            check=checked_upcasters,
         ),
         Option(
             "task_type",

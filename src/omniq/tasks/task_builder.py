@@ -31,7 +31,17 @@ if TYPE_CHECKING:
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _FOR_WORKERS = frozenset(
-    ("executor", "errors", "on_failure", "on_success", "on_dead", "name", "aliases", "schedules")
+    (
+        "executor",
+        "errors",
+        "on_failure",
+        "on_success",
+        "on_dead",
+        "name",
+        "aliases",
+        "schedules",
+        "upcasters",
+    )
 )
 
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
@@ -256,6 +266,7 @@ class TaskBuilder:
             limits=_limits(path, passed, given),
             breakers=given.get("breaker", ()),
             task_type=given.get("task_type"),
+            version=given.get("version", 1),
             workflow=_workflow(call.workflow, passed, given),
             metadata=dict(given.get("metadata", {})),
             secrets=given["secrets"],

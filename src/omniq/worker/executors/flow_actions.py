@@ -13,6 +13,7 @@ import msgspec
 from omniq.models import ChildrenFailed, PermanentError, Ref, Task, TaskStatus, TaskWorkflow
 from omniq.tasks.context import TaskContext
 from omniq.tasks.flow_records import member_id, with_values
+from omniq.tasks.versions import ANY_VERSION
 
 _AT_ONCE = 500
 """Tasks of a map that are stored in one step."""
@@ -118,6 +119,8 @@ async def _undo(task: Task, context: TaskContext) -> list[str]:
             args=(None,),
             queue=task.queue,
             created_at=task.created_at,
+            # The result of a node is no call that a version was stored with.
+            version=ANY_VERSION,
             workflow=TaskWorkflow(parent=task.id, refs=(Ref((0,), result.task_id),)),
         )
         await flows.add_children(task, [undo], "undo")
