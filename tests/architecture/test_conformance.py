@@ -103,6 +103,8 @@ ONE_BACKEND = {
         "stream_log": "a log whose commits and snapshots are messages of two streams",
     },
     "redis": {
+        "error_replies": "the codes of error replies, and what to do about them",
+        "primaries": "the server of a store changes: Sentinels and clusters say which one it is",
         "scripts": "composes the Lua scripts and runs them",
     },
     "s3": {

@@ -353,7 +353,7 @@ class PostgresServer(Server):
 
 
 class RedisServer(Server):
-    """A Redis server of version 6.2, with `noeviction`."""
+    """A Redis server with `noeviction`: of version 6.2, or the given `program`."""
 
     _stop_signals = (signal.SIGTERM, signal.SIGKILL)
 
@@ -363,9 +363,10 @@ class RedisServer(Server):
         durable: bool = False,
         options: dict[str, str] | None = None,
         folder: Path | None = None,
+        program: Path | None = None,
     ) -> None:
         super().__init__(durable=durable, options=options, folder=folder)
-        self._program = redis_program()
+        self._program = program or redis_program()
 
     @property
     def url(self) -> str:
@@ -388,7 +389,7 @@ class RedisServer(Server):
         }
         return [
             str(self._program),
-            *(part for name in options for part in (f"--{name}", options[name])),
+            *(part for name in options for part in (f"--{name}", *options[name].split(" "))),
         ]
 
     def _answers(self) -> bool:
