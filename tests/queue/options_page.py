@@ -41,6 +41,8 @@ EXAMPLES: Mapping[str, str] = {
     "limit_key": '@task(max_running=1, limit_key=lambda user, text: f"user {user}")',
     "cost": '@task(rate="90000/m", limit_key="llm", cost=lambda prompt: len(prompt) // 4)',
     "limits": '@task(limits=[Limit(key="gpu", max_running=8, cost=2), Limit(key="api", rate=50)])',
+    "sequence": '@task(sequence=lambda user, text: f"user {user}")',
+    "sequence_on_failure": '@task(sequence="ledger", sequence_on_failure="halt")',
     "cron": '@task(cron="0 3 * * MON-FRI")',
     "tz": '@task(cron="0 3 * * *", tz="Europe/Berlin")',
     "interval": "@task(interval=30)",
@@ -120,6 +122,11 @@ tasks with one key a cost, or none. See [Limits](../guides/limits.md).""",
     "limits": """\
 `Limit(key=…, max_running=…)` or `Limit(key=…, rate=…, per=seconds)`, each with a `cost` if it counts units. A task starts when all of its
 limits have room, and enters none before. A function of the arguments returns such a list.""",
+    "sequence": """\
+The next task of the key can be claimed with the step that ends the one before: whatever its priority, its eta and its retries. Tasks of
+different functions and queues may share a key. See [Fairness and order](../guides/fairness-and-order.md#events-of-one-customer-in-order).""",
+    "sequence_on_failure": """\
+With `halt`, a task that has failed for good holds the others of its key until its dead letter is retried or deleted.""",
     "interval": """\
 In `options(…)`, `interval` and `cron` make one task that repeats under one id: with `interval`, the next run is due one interval after the
 last one ended. `get_result` returns the newest result. In `@task(…)` and `schedules.add(…)` they make a

@@ -47,6 +47,7 @@ from omniq.tasks.context import TaskContext
 from omniq.tasks.durations import Duration, instant_before, seconds_of
 from omniq.tasks.flow import Flow
 from omniq.tasks.import_guard import is_importing, refuse_enqueue
+from omniq.tasks.options import SequenceOnFailure
 from omniq.tasks.task_builder import (
     NO_OPTIONS,
     CallOptions,
@@ -106,6 +107,8 @@ class EnqueueOptions(TypedDict, total=False):
     limit_key: str | Callable[..., str] | None
     cost: float | Callable[..., float] | None
     limits: Iterable[Limit] | Callable[..., Iterable[Limit]] | None
+    sequence: str | Callable[..., str] | None
+    sequence_on_failure: SequenceOnFailure | None
 
 
 class AsyncEnqueuer:

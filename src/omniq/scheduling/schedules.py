@@ -46,7 +46,7 @@ from omniq.tasks.declared_schedules import Cron, DeclaredSchedule, Interval
 from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import functions_in, options_of, own_path_of, path_of
-from omniq.tasks.options import refuse_unknown
+from omniq.tasks.options import SequenceOnFailure, refuse_unknown
 from omniq.tasks.task_builder import TaskBuilder, call_options
 
 Ts = TypeVarTuple("Ts")
@@ -95,6 +95,8 @@ class ScheduleOptions(TypedDict, total=False):
     limit_key: str | Callable[..., str] | None
     cost: float | Callable[..., float] | None
     limits: Sequence[Limit] | Callable[..., Sequence[Limit]] | None
+    sequence: str | Callable[..., str] | None
+    sequence_on_failure: SequenceOnFailure | None
 
 
 class AsyncSchedules:

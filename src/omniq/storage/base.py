@@ -279,6 +279,9 @@ class BaseStorage(Flows):
         E4. Bad values raise `InvalidTask` and nothing is written, on every backend alike.
         E5. With `max_pending` waiting tasks, `QueueFull` is raised and nothing is written.
         E6. The task that a claim returns equals the task that was enqueued.
+        E10. Tasks with one `sequence` run one at a time, in the order of their enqueue, whatever their priority,
+            eta, retries and sleeps. The step that ends one makes the next one claimable, whichever waiting
+            ones have ended in between; a dead letter of a task that `halts` holds the others.
         E11. With `on_conflict="replace"`, a holder that waits takes the arguments, the metadata and the eta of
              the call, and begins again if it had failed. If it runs, the new task holds the key from then on, and
              waits for its end: at most one runs and one waits, and the newest arguments always run.

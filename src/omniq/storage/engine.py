@@ -153,6 +153,7 @@ class Engine(FlowEngine):
                 known = {**known, **conflicts.held}
             flow = FlowInsertion(changes, known, section.now)
             flow.plan(under, in_transaction=is_within)
+            await flow.join_sequences(section, in_transaction=is_within)
             hit("flow_insertion.before")
             await self._write_insertion(section, changes, edited)
             self.has_work = self.has_work or (flow.has_work and not is_within)
