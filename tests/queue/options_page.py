@@ -50,6 +50,9 @@ EXAMPLES: Mapping[str, str] = {
     "expires": "queue.options(expires=3600)",
     "result_ttl": "@task(result_ttl=timedelta(days=7))",
     "unique": "queue.options(unique=True)",
+    "on_conflict": '@task(unique=lambda form, *rest: f"form {form}", on_conflict="replace")',
+    "max_wait": 'queue.options(unique="form 1", on_conflict="replace", delay=5, max_wait=60)',
+    "unique_for": "@task(unique=True, unique_for=30)",
     "errors": "@task(errors=ErrorRules(http=True))",
     "on_success": "@task(on_success=log_result)",
     "on_failure": "@task(on_failure=count_failure)",
@@ -91,6 +94,17 @@ raises no error and stores nothing: it returns the handle of the task that holds
 
 A dead letter holds no key. If another task holds it when you retry the dead letter, `dead.retry` raises `DuplicateTask`. To limit how
 many tasks run at the same time, use `max_running`.""",
+    "on_conflict": """\
+| value | the holder waits | the holder runs |
+|---|---|---|
+| `"keep"` | nothing is stored; the holder stays as it is | the same |
+| `"replace"` | it takes the arguments, the metadata and the eta of the new call, and begins again if it had failed | the new task waits for its end, and is the one that the next calls replace |
+| `"extend"` | it keeps its arguments, and takes the eta of the new call | nothing is stored |
+
+The holder keeps its id and its other options. With `delay=5, max_wait=60` this is a debounce: the task runs when no call has come for five
+seconds, and at most a minute after the first. See [Breakers and limits](../guides/breakers-and-limits.md). A task of a schedule keeps the holder.""",
+    "unique_for": """\
+A throttle: `unique_for=30` runs one task in 30 seconds with the same key, however soon that ends. Until then an enqueue returns its handle.""",
     "retry": """\
 `retry=[10, 30, 60]` waits 10 seconds before the first retry, then 30, then 60. The list also sets the number of retries, here three; a
 different `max_retries` beside it is an error. `ExponentialBackoff(base=1, cap=600)` waits 1, 2, 4 … seconds plus a jitter of up to 10 %, and
@@ -118,7 +132,7 @@ A task that has ended is stored for this long with its result, and is then delet
     "cost": """\
 A number, or a function that makes one of the arguments; it is rounded up to whole units. `rate="90000/m"` with `cost` then allows 90,000
 units in a minute, and `max_running=8` with `cost=2` four such tasks. A task that costs more than the whole limit runs alone. Give all
-tasks with one key a cost, or none. See [Limits](../guides/limits.md).""",
+tasks with one key a cost, or none. See [Breakers and limits](../guides/breakers-and-limits.md).""",
     "limits": """\
 `Limit(key=…, max_running=…)` or `Limit(key=…, rate=…, per=seconds)`, each with a `cost` if it counts units. A task starts when all of its
 limits have room, and enters none before. A function of the arguments returns such a list.""",

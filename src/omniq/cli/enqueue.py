@@ -17,7 +17,7 @@ from omniq.cli.parsing import (
 )
 from omniq.cli.queue_session import CommandFailed, with_queue
 from omniq.errors import ForbiddenFunction, FunctionNotFound, InvalidTask, SettingsError
-from omniq.models import TaskResult, TaskStatus, check_func_path
+from omniq.models import OnConflict, TaskResult, TaskStatus, check_func_path
 from omniq.operations.formatting import as_argument
 from omniq.queue.async_queue import AsyncTaskQueue, EnqueueOptions
 from omniq.scheduling.schedules import check_call
@@ -74,6 +74,16 @@ def enqueue(
     unique: Annotated[
         str | None, Option("--unique", metavar="KEY", help=option_help("unique"))
     ] = None,
+    on_conflict: Annotated[
+        str | None,
+        Option("--on-conflict", metavar="keep|replace|extend", help=option_help("on_conflict")),
+    ] = None,
+    max_wait: Annotated[
+        str | None, Option("--max-wait", metavar="SPAN", help=option_help("max_wait"))
+    ] = None,
+    unique_for: Annotated[
+        str | None, Option("--unique-for", metavar="SPAN", help=option_help("unique_for"))
+    ] = None,
     sequence: Annotated[
         str | None, Option("--sequence", metavar="KEY", help=option_help("sequence"))
     ] = None,
@@ -124,6 +134,9 @@ def enqueue(
         "retry": parse_retry("--retry", retry),
         "expires": parse_duration("--expires", expires),
         "unique": unique,
+        "on_conflict": cast(OnConflict | None, on_conflict),
+        "max_wait": parse_duration("--max-wait", max_wait),
+        "unique_for": parse_duration("--unique-for", unique_for),
         "sequence": sequence,
         "sequence_on_failure": cast(SequenceOnFailure | None, sequence_on_failure),
         "task_id": task_id,

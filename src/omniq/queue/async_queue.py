@@ -27,6 +27,7 @@ from omniq.models import (
     Attempt,
     BreakerRule,
     Limit,
+    OnConflict,
     QueueStats,
     Task,
     TaskResult,
@@ -96,6 +97,9 @@ class EnqueueOptions(TypedDict, total=False):
     timeout: Duration | None
     task_id: str | None
     unique: str | Callable[..., str] | bool | None
+    on_conflict: OnConflict | None
+    max_wait: Duration | None
+    unique_for: Duration | None
     expires: Duration | datetime | None
     result_ttl: Duration | None
     task_type: str | None

@@ -22,7 +22,7 @@ from omniq.errors import (
     SettingsError,
     UnmarkedFunctionWarning,
 )
-from omniq.models import BreakerRule, Limit, Runnable, check_func_path
+from omniq.models import BreakerRule, Limit, OnConflict, Runnable, check_func_path
 from omniq.retry import Backoff
 from omniq.tasks.declared_schedules import DeclaredSchedule
 from omniq.tasks.durations import Duration
@@ -94,6 +94,9 @@ def task(
     expires: Duration | None = ...,
     result_ttl: Duration | None = ...,
     unique: str | Callable[..., str] | bool | None = ...,
+    on_conflict: OnConflict | None = ...,
+    max_wait: Duration | None = ...,
+    unique_for: Duration | None = ...,
     errors: ErrorRules | None = ...,
     on_success: SuccessHook | None = ...,
     on_failure: Hook | None = ...,

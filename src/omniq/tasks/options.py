@@ -25,6 +25,7 @@ from omniq.models import (
     NO_TIMEOUT,
     BreakerRule,
     Limit,
+    OnConflict,
     Task,
     TaskError,
     TaskResult,
@@ -113,6 +114,9 @@ class TaskOptions:
     expires: float | None = None
     result_ttl: float | None = None
     unique: str | Callable[..., str] | Literal[True] | None = None
+    on_conflict: OnConflict | None = None
+    max_wait: float | None = None
+    unique_for: float | None = None
     errors: ErrorRules | None = None
     on_success: SuccessHook | None = None
     on_failure: Hook | None = None
@@ -159,8 +163,6 @@ def _check_together(given: dict[str, Any]) -> None:
     """Refuse options that contradict each other; add what one option says for another."""
     if "limit_key" in given and not ("rate" in given or "max_running" in given):
         raise InvalidTask("limit_key: give rate or max_running as well, or nothing is limited")
-    if "cost" in given and not ("rate" in given or "max_running" in given):
-        raise InvalidTask("cost: give rate or max_running as well, or nothing counts it")
     if "sequence_on_failure" in given and "sequence" not in given:
         raise InvalidTask("sequence_on_failure: give sequence as well, or there is none")
     if isinstance(delays := given.get("retry"), tuple):
@@ -281,6 +283,12 @@ def _on_failure(name: str, value: Any) -> Any:
         raise InvalidTask(
             f"{name} {value!r}: expected one of {', '.join(get_args(SequenceOnFailure))}"
         )
+    return value
+
+
+def _on_conflict(name: str, value: Any) -> Any:
+    if value not in get_args(OnConflict):
+        raise InvalidTask(f"{name} {value!r}: expected one of {', '.join(get_args(OnConflict))}")
     return value
 
 
@@ -524,6 +532,8 @@ OPTIONS: Mapping[str, Option] = {
             faces=_IN_PYTHON,
             help="More limits that the task must pass: it enters all of them together.",
             check=_limits,
+        ),
+        Option(
             "sequence",
             type="str, or function of the arguments",
             faces=_NOT_ADD,
@@ -593,6 +603,30 @@ OPTIONS: Mapping[str, Option] = {
             faces=_NOT_ADD,
             help="Allow one unfinished task with this key.",
             check=_key,
+        ),
+        Option(
+            "on_conflict",
+            type="keep, replace or extend",
+            default="keep",
+            faces=_NOT_SCHEDULED,
+            help="What to do with the task that holds the unique key: nothing, give it the new call, or delay it.",
+            check=_on_conflict,
+        ),
+        Option(
+            "max_wait",
+            type="duration",
+            faces=_NOT_SCHEDULED,
+            help="How long on_conflict may delay a task after the first call with its unique key.",
+            example=_SPANS,
+            check=_duration,
+        ),
+        Option(
+            "unique_for",
+            type="duration",
+            faces=_NOT_SCHEDULED,
+            help="Hold the unique key for this time from the enqueue, also when the task has ended.",
+            example=_SPANS,
+            check=_duration,
         ),
         Option(
             "errors",

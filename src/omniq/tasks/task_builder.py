@@ -264,6 +264,9 @@ class TaskBuilder:
             unique=self._unique_key(path, stored, passed, given.get("unique")),
             expires=expires_at,
             result_ttl=given.get("result_ttl"),
+            on_conflict=given.get("on_conflict", "keep"),
+            max_wait=_max_wait(call, given),
+            unique_for=given.get("unique_for"),
             limits=_limits(path, passed, given),
             breakers=given.get("breaker", ()),
             task_type=given.get("task_type"),
@@ -315,12 +318,23 @@ def _workflow(
     )
 
 
+def _max_wait(call: CallOptions, given: Mapping[str, Any]) -> float | None:
+    max_wait: float | None = given.get("max_wait")
+    if max_wait is not None and call.delay is not None and call.delay > max_wait:
+        raise InvalidTask(
+            f"max_wait={max_wait:g} is shorter than delay={call.delay:g}: no call would wait that long"
+        )
+    return max_wait
+
+
 def _limits(path: str, passed: _Call, given: Mapping[str, Any]) -> tuple[Limit, ...]:
     more = given.get("limits", ())
     if callable(more):
         more = check_limits("limits", _made("limits", more, passed))
     rate, max_running = given.get("rate"), given.get("max_running")
     if rate is None and max_running is None:
+        if "cost" in given:
+            raise InvalidTask("cost: give rate or max_running as well, or nothing counts it")
         return tuple(more)
     cost = given.get("cost")
     if callable(cost):
