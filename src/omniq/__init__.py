@@ -106,6 +106,7 @@ from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.functions import task
 from omniq.tasks.resources import INJECTED, Resource
 from omniq.tasks.secret_parameters import Secret
+from omniq.tasks.versions import Args
 
 if TYPE_CHECKING:
     from omniq.circuit_breaker import BreakerState, CircuitBreaker
@@ -165,6 +166,7 @@ else:
 
 __all__ = [
     "INJECTED",
+    "Args",
     "AsyncFlowHandle",
     "AsyncTaskHandle",
     "AsyncTaskQueue",

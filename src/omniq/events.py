@@ -118,7 +118,7 @@ class TaskRetried(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskFailure(TaskEvent, frozen=True, kw_only=True):
-    """Emitted when the last failed run is recorded: the task runs no more.
+    """Emitted when the last failed run is recorded: the task runs no more, or not before its next time.
 
     `error` is the type of the exception and `error_message` its text. `owner` is the worker, and
     `seconds` how long the function ran.
@@ -132,10 +132,19 @@ class TaskFailure(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskDead(TaskEvent, frozen=True, kw_only=True):
-    """Emitted when the task has become a dead letter, which stays until it is retried or deleted."""
+    """Emitted when the task has become a dead letter, which stays until it is retried or deleted.
+
+    `error`, `error_message`, `traceback` and `seconds` are those of its last run, and `owner` is the worker.
+    They are empty if its workers died.
+    """
 
     name: ClassVar[str] = "task.dead"
     reason: str
+    owner: str = ""
+    seconds: float | None = None
+    error: str = ""
+    error_message: str = ""
+    traceback: str = ""
 
 
 class TaskCancellation(TaskEvent, frozen=True, kw_only=True):
@@ -336,6 +345,21 @@ class WorkerStopping(Event, frozen=True, kw_only=True):
     owner: str = ""
 
 
+class WorkerForced(Event, frozen=True, kw_only=True):
+    """Emitted when a worker ends by force while `unfinished` tasks, of which it names some, run.
+
+    `dead` of them may run only once, and are dead letters. The others run again: immediately if they could
+    be `released`, otherwise when the lease of the worker has expired.
+    """
+
+    name: ClassVar[str] = "worker.forced"
+    owner: str
+    unfinished: int
+    tasks: str
+    dead: int = 0
+    released: bool = True
+
+
 class WorkerStopRequested(Event, frozen=True, kw_only=True):
     """Emitted when a worker has read that an operator asks it to stop. `restart`: another replaces it."""
 
@@ -453,12 +477,26 @@ class FunctionMissing(Event, frozen=True, kw_only=True):
 class WorkerDrained(Event, frozen=True, kw_only=True):
     """Emitted when `run_until_empty` has run all that it may run, and `left` tasks still wait.
 
-    They are due later, held back by a limit, or of functions that this worker cannot run.
+    They are due later, held back by a limit, or of functions that this worker cannot run. `held`: how many
+    other workers hold; only `omniq worker --burst` counts them.
     """
 
     name: ClassVar[str] = "worker.drained"
     owner: str
     left: int
+    held: int = 0
+
+
+class WorkerAwaitsLeases(Event, frozen=True, kw_only=True):
+    """Emitted when `omniq worker --burst` waits until other workers have renewed their leases, or lost them.
+
+    They hold `held` tasks. What a killed one held then runs again.
+    """
+
+    name: ClassVar[str] = "worker.awaits_leases"
+    owner: str
+    held: int
+    workers: int
 
 
 class PollEmpty(Event, frozen=True, kw_only=True):

@@ -206,6 +206,40 @@ def test_a_burst_runs_what_a_killed_worker_held(run_worker, queue, folder):
 
 
 @PROCESSES
+def test_a_burst_waits_for_the_lease_of_a_worker_that_was_just_killed(
+    run_worker, queue, folder, processes
+):
+    first = run_worker("--lease", "3")
+    handle = queue.enqueue("tasks.await_for", str(folder / "go"))
+    wait_until(lambda: handle.status() is TaskStatus.RUNNING)
+    first.send(signal.SIGKILL)
+    (folder / "go").touch()
+
+    second = run_worker("--burst", "--lease", "3", "--processes", processes)
+
+    assert second.ends() == 0
+    assert handle.status() is TaskStatus.SUCCESS
+    assert "worker.awaits_leases" in second.text
+    assert "left=0 held=0" in second.text
+
+
+def test_a_burst_counts_what_live_workers_hold_and_ends(run_worker, queue, folder):
+    first = run_worker("--lease", "3")
+    handle = queue.enqueue("tasks.await_for", str(folder / "go"))
+    wait_until(lambda: handle.status() is TaskStatus.RUNNING)
+
+    second = run_worker("--burst")
+
+    assert second.ends() == 0
+    assert "left=0 held=1" in second.text
+    assert handle.status() is TaskStatus.RUNNING
+    (folder / "go").touch()
+    assert handle.result(PATIENCE) is not None
+    first.send(signal.SIGTERM)
+    assert first.ends() == 0
+
+
+@PROCESSES
 def test_a_burst_does_not_wait_for_a_server_that_is_unreachable(folder, processes):
     options = ("--burst", "--processes", processes, "--url", "redis://localhost:1/0")
     ended = run_once(folder, "worker", "tasks", *options)

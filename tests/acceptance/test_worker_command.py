@@ -327,6 +327,32 @@ def test_a_second_signal_ends_it_within_a_second(
     assert task.attempts == 0
 
 
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.deep)])
+def test_a_second_signal_names_what_has_not_finished_and_will_run_again(
+    run_worker, queue, folder, processes
+):
+    again = [
+        queue.enqueue(f"tasks.{name}", str(folder / "never")) for name in ("wait_for", "await_for")
+    ]
+    once = queue.options(max_crashes=0).enqueue("tasks.await_for", str(folder / "never"))
+    worker = run_worker("--processes", processes)
+    for handle in (*again, once):
+        wait_for_status(queue, handle.id, RUNNING)
+    worker.send(signal.SIGINT)
+    worker.wait_for("worker.stopping", int(processes))
+    time.sleep(0.35)
+    worker.send(signal.SIGINT)
+
+    assert worker.ends() == 128 + signal.SIGINT
+    lines = [line for line in worker.lines if "worker.forced" in line]
+    assert all(" WARNING " in line for line in lines)
+    said = "\n".join(lines)
+    assert "will run again" in said
+    assert "may run only once and will be dead letters" in said
+    for handle, name in zip((*again, once), ("wait_for", "await_for", "await_for"), strict=True):
+        assert f"tasks.{name} {handle.id}" in said
+
+
 def test_a_signal_while_the_modules_are_imported_ends_it_with_0(run_worker, queue, folder):
     (folder / "slow.py").write_text(
         "import pathlib, threading\npathlib.Path('importing').touch()\nthreading.Event().wait(60)\n"
@@ -588,7 +614,7 @@ def test_the_log_names_events_and_never_arguments(run_worker, queue):
 
     lines = {
         name: next(line for line in worker.lines if f" {name}" in line)
-        for name in ("worker.started", "task.started", "task.succeeded", "task.failed")
+        for name in ("worker.started", "task.started", "task.succeeded")
     }
     assert all("INFO" in line for line in lines.values())
     assert "ERROR" in next(line for line in worker.lines if " task.dead" in line)

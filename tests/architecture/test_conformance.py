@@ -86,6 +86,7 @@ ONE_BACKEND = {
         "read_section": "reads that arrive together are one statement",
         "record_and_claim": "one SQL function records and claims, unless the rules are needed",
         "statements": "loads the SQL files and fills in the name of the schema",
+        "transport": "the driver has no options for keepalives and the size of reads",
         "vacuum": "dead rows slow down the claims of a busy table",
     },
     "log": {
@@ -103,6 +104,8 @@ ONE_BACKEND = {
         "stream_log": "a log whose commits and snapshots are messages of two streams",
     },
     "redis": {
+        "error_replies": "the codes of error replies, and what to do about them",
+        "primaries": "the server of a store changes: Sentinels and clusters say which one it is",
         "scripts": "composes the Lua scripts and runs them",
     },
     "s3": {

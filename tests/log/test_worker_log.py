@@ -73,8 +73,33 @@ def test_the_frames_of_a_child_process_are_those_of_the_task(run_worker, queue):
 
     frames = [line.rpartition(" in ")[2] for line in lines if line.startswith("      File")]
     assert frames == ["divide_in_a_process", "one_by"]
-    assert "(shop.py:" in line_with(worker, "attempt.failed")
-    assert line_with(worker, "attempt.failed").endswith("), failed for good (exhausted)")
+    assert "(shop.py:" in line_with(worker, "task.dead")
+    assert line_with(worker, "task.dead").endswith("), failed for good (exhausted)")
+
+
+def test_a_failure_for_good_is_one_line_at_error_whatever_the_level(run_worker, queue):
+    handle = queue.options(max_retries=0).enqueue("shop.divide", 0)
+    worker = run_worker("--log-level", "ERROR")
+    worker.wait_for("task.dead")
+    lines = stopped(worker)
+
+    assert [line for line in lines if handle.id in line] == [line_with(worker, "task.dead")]
+    assert re.search(
+        r" ERROR +\d+ task\.dead .*: ZeroDivisionError: division by zero \(shop\.py:", lines[0]
+    )
+    assert lines[-1] == "    ZeroDivisionError: division by zero"
+
+
+def test_a_task_that_continues_after_its_failure_has_one_line_too(run_worker, queue):
+    queue.options(max_retries=0, interval=60, reschedule_on_failure=True).enqueue("shop.divide", 0)
+    worker = run_worker()
+    worker.wait_for("attempt.failed")
+    stopped(worker)
+
+    line = line_with(worker, "attempt.failed")
+    assert re.search(r", failed \(exhausted\), its next time is in (60|59\.\d+) s$", line)
+    assert "task.failed" not in worker.text
+    assert "task.dead" not in worker.text
 
 
 def test_tracebacks_can_be_switched_off(run_worker, queue):
@@ -83,7 +108,7 @@ def test_tracebacks_can_be_switched_off(run_worker, queue):
     worker.wait_for("task.dead")
     stopped(worker)
 
-    assert ": ZeroDivisionError: division by zero (shop.py:" in line_with(worker, "attempt.failed")
+    assert ": ZeroDivisionError: division by zero (shop.py:" in line_with(worker, "task.dead")
     assert "File" not in worker.text
 
 
@@ -279,7 +304,7 @@ def test_json_lines_parse_and_carry_the_same_fields(run_worker, queue):
         'stdlib says a "word"\né',
         'loguru says a "word"\né',
     }
-    (failure,) = [line for line in lines if line.get("event") == "attempt.failed"]
+    (failure,) = [line for line in lines if line.get("event") == "task.dead"]
     assert (failure["id"], failure["error"], failure["reason"]) == (
         failed.id,
         "ZeroDivisionError",

@@ -31,6 +31,7 @@ CONTRACTS = {
     "file": "tests/storage/test_file_contract.py",
     "log": "tests/storage/test_log_commits.py tests/storage/test_log_turns.py",
     "s3": "tests/storage/test_s3_trimming.py",
+    "versions": "tests/worker/test_versions.py",
 }
 SUITES = ("contract", "machine")
 SIMULATION = "simulation"
@@ -53,8 +54,8 @@ class Mutant:
     def suites(self) -> tuple[str, ...]:
         if self.backend == SIMULATION:
             return (SIMULATION,)
-        # A state machine never stands still for hours.
-        return ("contract",) if self.backend == "s3" else SUITES
+        # A state machine never stands still for hours, and runs no functions.
+        return ("contract",) if self.backend in ("s3", "versions") else SUITES
 
     @classmethod
     def read(cls, patch: Path) -> Mutant:

@@ -39,6 +39,8 @@ EXAMPLES: Mapping[str, str] = {
     "rate": '@task(rate="100/m")',
     "max_running": "@task(max_running=1)",
     "limit_key": '@task(max_running=1, limit_key=lambda user, text: f"user {user}")',
+    "sequence": '@task(sequence=lambda user, text: f"user {user}")',
+    "sequence_on_failure": '@task(sequence="ledger", sequence_on_failure="halt")',
     "cron": '@task(cron="0 3 * * MON-FRI")',
     "tz": '@task(cron="0 3 * * *", tz="Europe/Berlin")',
     "interval": "@task(interval=30)",
@@ -52,6 +54,8 @@ EXAMPLES: Mapping[str, str] = {
     "on_dead": "@task(on_dead=call_someone)",
     "name": '@task(name="mail.send")',
     "aliases": '@task(aliases=["app.old_module.send"])',
+    "version": 'queue.options(version=2).enqueue("shop.order")',
+    "upcasters": "@task(version=2, upcasters={1: None})",
     "task_type": 'queue.options(task_type="summarize")',
     "schedules": '@task(schedules=[Cron("0 3 * * *", args=("eu",))])',
     "metadata": 'queue.options(metadata={"tenant": "acme"})',
@@ -109,6 +113,11 @@ A task that has ended is stored for this long with its result, and is then delet
     "limit_key": """\
 `rate` and `max_running` apply across all workers, to all tasks with the same key; without a key, to all tasks of the function.
 `limit_key="smtp"` in several functions makes them share one limit; a function of the arguments makes one limit for each user, host or tenant.""",
+    "sequence": """\
+The next task of the key can be claimed with the step that ends the one before: whatever its priority, its eta and its retries. Tasks of
+different functions and queues may share a key. See [Fairness and order](../guides/fairness-and-order.md#events-of-one-customer-in-order).""",
+    "sequence_on_failure": """\
+With `halt`, a task that has failed for good holds the others of its key until its dead letter is retried or deleted.""",
     "interval": """\
 In `options(…)`, `interval` and `cron` make one task that repeats under one id: with `interval`, the next run is due one interval after the
 last one ended. `get_result` returns the newest result. In `@task(…)` and `schedules.add(…)` they make a
@@ -117,6 +126,13 @@ last one ended. `get_result` returns the newest result. In `@task(…)` and `sch
 A repeating task whose run fails and is not retried becomes a dead letter and ends. With `reschedule_on_failure=True` it continues with its
 next run instead, without a dead letter. See [Retries](../guides/retries.md#repeating-tasks). The tasks of a schedule are independent of
 each other and do not need it.""",
+    "version": """\
+Raise it when you change the parameters of a function in a way that stored calls do not fit: see
+[Deploying changes](../guides/deploying-changes.md). A function without it has version 1. A task that is enqueued by the path of a function
+has version 1 too, or the version that the call names. A worker with an older version leaves the task to other workers, and reports that.""",
+    "upcasters": """\
+One for each older version, without a gap: a function with the parameters of that version that returns `Args(…)` for the next one, or
+`None` if the arguments still fit. It gets the arguments as they are stored, and must not do anything else.""",
     "task_type": """\
 Use it when one function does different kinds of work. The type is in log lines and events (`task_type`), in metrics (`type`) and in dead
 letters (`letter.task_type`, `dead.list(task_type="summarize")`, `omniq dead list --type summarize`). It never decides what runs. Without

@@ -24,7 +24,7 @@ from omniq.outcomes import Failed, Released, Retried, Succeeded
 from omniq.storage import open_storage, row_rules
 from omniq.storage.backend import Changes, Section, Wanted
 from omniq.storage.redis import RedisStorage, connection
-from omniq.storage.redis.connection import ServerNotReady
+from omniq.storage.redis.error_replies import ConnectionLost, ServerNotReady
 from omniq.storage.redis.section import RedisSection
 from omniq.storage.types import Claim
 from omniq.testing.builders import a_result, a_task, an_error, some_tasks
@@ -568,9 +568,7 @@ async def test_calls_do_not_wait_for_the_attempts_of_other_calls_to_reach_a_sile
             answers = await asyncio.gather(*calls, return_exceptions=True)
         await silent.close()
 
-    assert all(
-        isinstance(answer, connection.ConnectionLost) and not answer.was_sent for answer in answers
-    )
+    assert all(isinstance(answer, ConnectionLost) and not answer.was_sent for answer in answers)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ PUBLIC = [
     "AsyncTaskHandle",
     "Flow",
     "FlowHandle",
+    "Args",
     "AsyncFlowHandle",
     "TaskWorkflow",
     "ChildrenFailed",

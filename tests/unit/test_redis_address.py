@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from omniq.errors import SettingsError
-from omniq.storage.redis.address import Address, parse
+from omniq.storage.redis.address import Address, Node, parse
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,42 @@ from omniq.storage.redis.address import Address, parse
 )
 def test_a_url_is_parsed(url, expected):
     assert parse(url) == Address(**expected)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        (
+            "redis+sentinel://me:pw@a,b:7000/shop/2?sentinel_password=s",
+            {
+                "kind": "sentinel",
+                "nodes": (Node("a", 26379), Node("b", 7000)),
+                "service": "shop",
+                "database": 2,
+                "username": "me",
+                "password": "pw",
+                "sentinel_password": "s",
+            },
+        ),
+        (
+            "valkey+cluster://:p%40@a:1,[::1]:2",
+            {"kind": "cluster", "nodes": (Node("a", 1), Node("::1", 2)), "password": "p@"},
+        ),
+    ],
+)
+def test_a_url_of_several_servers_is_parsed(url, expected):
+    assert parse(url) == Address(**{"host": "", "port": 0, **expected})
+
+
+def test_the_password_is_read_from_its_file_each_time(tmp_path):
+    file = tmp_path / "password"
+    file.write_text("first\n")
+    address = parse(f"redis://me@host/0?password_file={file}")
+    first = address.current_password()
+    file.write_text("second")
+
+    assert (first, address.current_password()) == ("first", "second")
+    assert "first" not in repr(address)
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
@@ -68,6 +104,14 @@ def test_the_servers_certificate_is_verified_unless_disabled(
         ("redis://host:70000", "cannot be read; is the port a number"),
         ("rediss://host?ssl_keyfile=key.pem", "ssl_certfile"),
         ("unix://", "names no socket"),
+        ("redis://h1,h2/0", r"names several servers: write redis\+sentinel://"),
+        ("redis://h?sentinel=x", "unknown option 'sentinel'"),
+        ("redis://h?sentinel_password=x", "unknown option; known"),
+        ("redis+sentinel://h1,h2", "names no service"),
+        ("redis+sentinel://h1,h2:x/shop", "cannot be read; is the port a number"),
+        ("redis+cluster://h1,h2/3", "only database 0"),
+        ("redis://h?password_file=/not/there", "No such file"),
+        ("redis://:pw@h?password_file=/not/there", "give one of them"),
         ("redis://host?max_connections=4", "unknown option 'max_connections'; known: db"),
         ("redis://host?ssl_ca_certs=x", "unknown option 'ssl_ca_certs'; known: db"),
         ("rediss://host?ssl_cert_reqs=maybe", "none, optional or required"),

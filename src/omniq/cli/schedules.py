@@ -173,6 +173,9 @@ def add(
     priority: Annotated[
         int | None, Option("--priority", "-p", help=option_help("priority"))
     ] = None,
+    version: Annotated[
+        int | None, Option("--arguments-version", metavar="N", help=option_help("version"))
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Add a schedule that enqueues calls of a function; replaces a schedule with the same id."""
@@ -190,6 +193,7 @@ def add(
         "jitter": parse_duration("--jitter", jitter) or 0.0,
         "queue": queue,
         "priority": priority,
+        "version": version,
     }
     function = function_at(func)
 

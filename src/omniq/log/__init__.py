@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from loguru import logger
 
-from omniq.events import Dispatcher, Event, TaskLines, TaskStarted, TaskSucceeded
+from omniq.events import Dispatcher, Event, TaskDead, TaskLines, TaskStarted, TaskSucceeded
 from omniq.log import user_lines
 from omniq.log.config import LogConfig
 from omniq.log.console import Console
@@ -214,7 +214,7 @@ def _write_loguru(event: Event) -> None:
     config, level = _outputs[_LOGURU].config, level_of(event)
     if level_named(level).no < level_named(config.level).no:
         return
-    fields = fields_of(event, config)
+    fields = _fields_of(event, config)
     # As an argument and not as the template: a field may contain braces.
     logger.bind(event=event.name, **fields).log(level, "{}", text_of(event, fields))
 
@@ -224,5 +224,13 @@ def _write_stdlib(event: Event) -> None:
     target = logging.getLogger("omniq")
     if level < level_named(config.level).no or not target.isEnabledFor(level):
         return
-    fields = fields_of(event, config)
+    fields = _fields_of(event, config)
     target.log(level, "%s", text_of(event, fields), extra={"event": event.name, **fields})
+
+
+def _fields_of(event: Event, config: LogConfig) -> dict[str, Any]:
+    fields = fields_of(event, config)
+    if isinstance(event, TaskDead):
+        # The line of `AttemptFailed` has it.
+        fields.pop("traceback", None)
+    return fields

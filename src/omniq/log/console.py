@@ -23,7 +23,7 @@ from omniq.concurrency.running_task import RunningTask
 from omniq.events import Event, WorkerStarted
 from omniq.log.config import LogConfig
 from omniq.log.stderr import Stderr
-from omniq.log.wording import fields_of, indented, level_named, level_of, text_of
+from omniq.log.wording import fields_of, indented, is_repeated, level_named, level_of, text_of
 from omniq.text.escaping import visible
 
 if TYPE_CHECKING:
@@ -96,8 +96,11 @@ class Console:
         gathered.append(self._format.succeeded(task, seconds))
 
     def event(self, event: Event) -> None:
-        """Write the line of an event, unless it is below the level: of one kind, events differ in it."""
-        if level_named(level_of(event)).no < self._lowest:
+        """Write the line of an event, unless it is below the level: of one kind, events differ in it.
+
+        The end of a task that has failed for good is one line.
+        """
+        if is_repeated(event) or level_named(level_of(event)).no < self._lowest:
             return
         line = self._format.event(event)
         try:

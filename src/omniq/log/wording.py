@@ -40,6 +40,7 @@ from omniq.events import (
     TaskSnoozed,
     TaskStuck,
     WorkerAdvice,
+    WorkerForced,
     WorkerProblem,
     WorkerRecycling,
     WorkerStalled,
@@ -76,6 +77,7 @@ LEVELS: dict[type[Event], str] = {
     LeaseLoss: "WARNING",
     LoopBlocked: "WARNING",
     WorkerAdvice: "WARNING",
+    WorkerForced: "WARNING",
     WorkerRecycling: "WARNING",
     BreakerOpened: "WARNING",
     ClockDiffers: "ERROR",
@@ -98,6 +100,7 @@ _USERS_TEXTS: dict[type[Event], str] = {
     TaskSnoozed: "reason",
     TaskFailure: "error_message",
     AttemptFailed: "error_message",
+    TaskDead: "error_message",
     HookFailed: "error_message",
 }
 """Fields with the text of an exception of the user's code. It may contain anything."""
@@ -140,6 +143,16 @@ def _kinds(kind: type[Event]) -> Iterator[type[Event]]:
         yield from _kinds(special)
 
 
+def is_repeated(event: Event) -> bool:
+    """Whether another line of the same failure says all of this one: that of `TaskDead` or `AttemptFailed`.
+
+    Applications choose what they write by the names of events, and receive all of them.
+    """
+    if isinstance(event, AttemptFailed):
+        return event.retry_in is None and bool(event.reason)
+    return isinstance(event, TaskFailure)
+
+
 def fields_of(event: Event, config: LogConfig) -> dict[str, Any]:
     """The fields of the event's line, escaped for every sink.
 
@@ -178,7 +191,7 @@ def fields_of(event: Event, config: LogConfig) -> dict[str, Any]:
 
 def text_of(event: Event, fields: dict[str, Any]) -> str:
     """The line of the event, and below it the traceback if it has one."""
-    if isinstance(event, AttemptFailed | HookFailed):
+    if isinstance(event, AttemptFailed | HookFailed | TaskDead) and "error" in fields:
         return _failure(event, fields)
     if isinstance(event, WorkerAdvice):
         return f"{event.name}: {fields['advice']}"
@@ -192,12 +205,14 @@ def text_of(event: Event, fields: dict[str, Any]) -> str:
     if isinstance(event, FunctionMissing):
         head = event.name + _pairs({"func_path": fields["func_path"]})
         return f"{head}: {fields['reason']}; its tasks wait for a worker that has it"
+    if isinstance(event, WorkerForced):
+        return _forced(event, fields)
     if isinstance(event, LoopBlocked):
         return _block(event, fields)
     return event.name + _pairs(fields)
 
 
-def _failure(event: AttemptFailed | HookFailed, fields: dict[str, Any]) -> str:
+def _failure(event: AttemptFailed | HookFailed | TaskDead, fields: dict[str, Any]) -> str:
     said = ("error", "error_message", "where", "traceback", "retry_in", "reason")
     head = event.name + _pairs({key: fields[key] for key in fields if key not in said})
     text = f"{head}: {fields['error']}"
@@ -205,10 +220,12 @@ def _failure(event: AttemptFailed | HookFailed, fields: dict[str, Any]) -> str:
         text += f": {fields['error_message']}"
     if "where" in fields:
         text += f" ({fields['where']})"
-    if "retry_in" in fields:
-        text += f", again in {_short(fields['retry_in'])} s"
+    if "retry_in" not in fields:
+        text += f", failed for good ({fields['reason']})" if "reason" in fields else ""
     elif "reason" in fields:
-        text += f", failed for good ({fields['reason']})"
+        text += f", failed ({fields['reason']}), its next time is in {_short(fields['retry_in'])} s"
+    else:
+        text += f", again in {_short(fields['retry_in'])} s"
     if "traceback" in fields:
         text += "\n" + indented(fields["traceback"])
     return text
@@ -224,6 +241,18 @@ def _block(event: LoopBlocked, fields: dict[str, Any]) -> str:
         "asyncio.to_thread, or write the task with def instead of async def"
     )
     return text + "\n" + indented(fields["stack"]) if "stack" in fields else text
+
+
+def _forced(event: WorkerForced, fields: dict[str, Any]) -> str:
+    count, again = event.unfinished, event.unfinished - event.dead
+    has = "task has" if count == 1 else "tasks have"
+    text = f"{event.name} owner={fields['owner']}: {count} {has} not finished"
+    if again:
+        text += f" and {'' if again == count else f'{again} of them '}will run again"
+        text += "" if event.released else ", when the lease of this worker has expired"
+    if event.dead:
+        text += f"; {event.dead} may run only once and will be dead letters"
+    return f"{text}: {fields['tasks']}"
 
 
 def _short(seconds: float) -> str:

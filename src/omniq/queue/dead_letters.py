@@ -27,7 +27,7 @@ class AsyncDeadLetters:
 
     `func_path` is a function's path, `task_type` the type that the task was given, or the function's path
     of one that was given none, and `reason` why the task is dead: `exhausted`, `permanent`,
-    `unclassified`, `crashed`, `undecodable`, `unknown function`, `unserialisable`. `since` and `until`
+    `unclassified`, `crashed`, `signature`, `undecodable`, `unknown function`, `unserialisable`. `since` and `until`
     bound the time of the last failure: an instant, or how long ago.
     """
 

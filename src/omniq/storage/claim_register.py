@@ -117,6 +117,11 @@ class ClaimRegister:
         entry = self._current().get(task_id)
         return None if entry is None else entry.task
 
+    def tasks(self) -> list[Task]:
+        """All tasks as they were claimed. From any thread."""
+        entries = list(self._current().values())
+        return [entry.task for entry in entries if entry.task is not None]
+
     def claimed_as(self, claim_id: str) -> list[Task]:
         """The tasks that calls with that id have claimed."""
         return [

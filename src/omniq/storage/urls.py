@@ -17,7 +17,8 @@ from omniq.text.masking import mask_url
 
 _KNOWN = (
     "memory://, file:folder, file:///absolute/folder, sqlite:///file.db, sqlite:////absolute.db, "
-    "postgresql://host/database, redis://host/0, rediss://, valkey://, nats://host/store, "
+    "postgresql://host/database, redis://host/0, rediss://, valkey://, "
+    "redis+sentinel://host1,host2/service, redis+cluster://host1,host2, nats://host/store, "
     "s3://bucket/prefix"
 )
 WORKER_URL = "worker:"
@@ -252,6 +253,11 @@ _KINDS: dict[str, tuple[_Opener, frozenset[str] | None]] = {
     "rediss": _REDIS,
     "valkey": _REDIS,
     "valkeys": _REDIS,
+    **{
+        f"{scheme}+{kind}": _REDIS
+        for scheme in ("redis", "rediss", "valkey", "valkeys")
+        for kind in ("sentinel", "cluster")
+    },
     "nats": (_nats, frozenset()),
     "s3": (_s3, frozenset()),
 }

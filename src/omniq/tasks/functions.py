@@ -46,8 +46,16 @@ from omniq.tasks.function_lookup import (
     marked_methods,
     why_unfit,
 )
-from omniq.tasks.options import Executor, Hook, SuccessHook, TaskOptions, check_options
+from omniq.tasks.options import (
+    Executor,
+    Hook,
+    SequenceOnFailure,
+    SuccessHook,
+    TaskOptions,
+    check_options,
+)
 from omniq.tasks.passed_functions import PASSED, PassedFunctions
+from omniq.tasks.versions import Upcasters
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -75,6 +83,8 @@ def task(
     rate: str | tuple[int, Duration] | None = ...,
     max_running: int | None = ...,
     limit_key: str | Callable[..., str] | None = ...,
+    sequence: str | Callable[..., str] | None = ...,
+    sequence_on_failure: SequenceOnFailure | None = ...,
     cron: str | None = ...,
     tz: str | None = ...,
     interval: Duration | None = ...,
@@ -88,6 +98,8 @@ def task(
     on_dead: Hook | None = ...,
     name: str | None = ...,
     aliases: Iterable[str] | None = ...,
+    version: int | None = ...,
+    upcasters: Upcasters | None = ...,
     schedules: DeclaredSchedule | Iterable[DeclaredSchedule] | None = ...,
     task_type: str | None = ...,
     metadata: Mapping[str, Any] | None = ...,

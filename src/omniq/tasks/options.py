@@ -35,8 +35,12 @@ from omniq.retry import Backoff
 from omniq.tasks.declared_schedules import Cron, DeclaredSchedule, Interval
 from omniq.tasks.durations import UNIT_SECONDS, seconds_of
 from omniq.tasks.error_rules import ErrorRules
+from omniq.tasks.versions import FIRST_VERSION, Upcasters, check_upcasters, checked_upcasters
 
 Executor = Literal["async", "thread", "process"]
+SequenceOnFailure = Literal["continue", "halt"]
+"""Whether the next task of a sequence runs after one has failed for good."""
+
 Hook = Callable[[Task, TaskError], Any]
 """A function, sync or async, that is called with a task and its error after a failure."""
 
@@ -81,7 +85,7 @@ class TaskOptions:
     """How tasks of a function are enqueued unless the call says otherwise. None: not given.
 
     Durations are seconds. `retry` is a backoff, or a list of delays; a `timeout` of `NO_TIMEOUT` is no
-    limit. `rate` is (count, seconds); `expires` counts from the enqueue; `unique` and `limit_key` are
+    limit. `rate` is (count, seconds); `expires` counts from the enqueue; `unique`, `limit_key` and `sequence` are
     keys, or functions that make a key from the arguments.
     """
 
@@ -96,6 +100,8 @@ class TaskOptions:
     rate: tuple[int, float] | None = None
     max_running: int | None = None
     limit_key: str | Callable[..., str] | None = None
+    sequence: str | Callable[..., str] | None = None
+    sequence_on_failure: SequenceOnFailure | None = None
     cron: str | None = None
     tz: str | None = None
     interval: float | None = None
@@ -109,6 +115,8 @@ class TaskOptions:
     on_dead: Hook | None = None
     name: str | None = None
     aliases: tuple[str, ...] = ()
+    version: int | None = None
+    upcasters: Upcasters | None = None
     schedules: tuple[DeclaredSchedule, ...] = ()
     task_type: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -138,6 +146,8 @@ def check_options(face: Face = "@task", /, **options: Any) -> TaskOptions:
     refuse_unknown(face, given)
     checked = {name: OPTIONS[name].check(name, value) for name, value in given.items()}
     _check_together(checked)
+    if face == "@task":
+        check_upcasters(checked.get("version", FIRST_VERSION), checked.get("upcasters"))
     return TaskOptions(**checked)
 
 
@@ -145,6 +155,8 @@ def _check_together(given: dict[str, Any]) -> None:
     """Refuse options that contradict each other; add what one option says for another."""
     if "limit_key" in given and not ("rate" in given or "max_running" in given):
         raise InvalidTask("limit_key: give rate or max_running as well, or nothing is limited")
+    if "sequence_on_failure" in given and "sequence" not in given:
+        raise InvalidTask("sequence_on_failure: give sequence as well, or there is none")
     if isinstance(delays := given.get("retry"), tuple):
         count = given.setdefault("max_retries", len(delays))
         if count != len(delays):
@@ -230,6 +242,14 @@ def _label(name: str, value: Any) -> Any:
 def _executor(_: str, value: Any) -> Any:
     if value not in get_args(Executor):
         raise InvalidTask(f"executor {value!r}: expected one of {', '.join(get_args(Executor))}")
+    return value
+
+
+def _on_failure(name: str, value: Any) -> Any:
+    if value not in get_args(SequenceOnFailure):
+        raise InvalidTask(
+            f"{name} {value!r}: expected one of {', '.join(get_args(SequenceOnFailure))}"
+        )
     return value
 
 
@@ -460,6 +480,21 @@ OPTIONS: Mapping[str, Option] = {
             check=_key,
         ),
         Option(
+            "sequence",
+            type="str, or function of the arguments",
+            faces=_NOT_ADD,
+            help="Run the tasks with this key one at a time, in the order of their enqueue.",
+            check=_key,
+        ),
+        Option(
+            "sequence_on_failure",
+            type="continue or halt",
+            default="continue",
+            faces=_NOT_ADD,
+            help="Whether the next task of the sequence runs after one has failed for good.",
+            check=_on_failure,
+        ),
+        Option(
             "cron",
             type="str",
             faces=_EVERYWHERE,
@@ -558,6 +593,21 @@ OPTIONS: Mapping[str, Option] = {
             faces=_DECORATOR,
             help="Further names, such as earlier paths, whose stored tasks the function runs.",
             check=_task_names,
+        ),
+        Option(
+            "version",
+            type="int",
+            default="1",
+            faces=_EVERYWHERE,
+            help="The version of the function's parameters: a worker with an older one leaves the task to others.",
+            check=partial(_integer, low=1),
+        ),
+        Option(
+            "upcasters",
+            type="mapping of int to function or None",
+            faces=_DECORATOR,
+            help="For each older version the function that turns its arguments into those of the next one.",
+            check=checked_upcasters,
         ),
         Option(
             "task_type",

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from omniq.errors import InvalidTask, SerializationError
-from omniq.models import PermanentError
+from omniq.models import PermanentError, Task
 from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import options_of
 from omniq.tasks.options import Executor
+from omniq.tasks.versions import FIRST_VERSION, Upcasters, WrongSignature, upcast
 
 
 class Callee(msgspec.Struct, frozen=True):
@@ -24,7 +25,8 @@ class Callee(msgspec.Struct, frozen=True):
     annotations ask for that. `is_coroutine`: it is an `async def`. `is_chosen`: `@task` names the
     executor, which also awaits an awaitable that the function returns; otherwise the event loop
     awaits it. `rules` are the `errors` of `@task`. `inject` is for a function with resources: it takes
-    the arguments, the context among them, and the resources by name.
+    the arguments, the context among them, and the resources by name. `version` and `upcasters` are those
+    of `@task`.
     """
 
     func: Callable[..., Any]
@@ -35,6 +37,18 @@ class Callee(msgspec.Struct, frozen=True):
     is_chosen: bool
     rules: tuple[ErrorRules, ...] = ()
     inject: Callable[[tuple[Any, ...], dict[str, Any], Mapping[str, Any]], Any] | None = None
+    version: int = FIRST_VERSION
+    upcasters: Upcasters = {}
+
+    def upcast(self, task: Task) -> Task:
+        """The task with the arguments of the version that the code has. Raises `WrongSignature`."""
+        path = task.func_path
+        call = upcast(path, task.args, task.kwargs, task.version, self.version, self.upcasters)
+        try:
+            self.types.check(*call)
+        except InvalidTask as error:
+            raise WrongSignature(str(error)) from None
+        return msgspec.structs.replace(task, args=call[0], kwargs=call[1], version=self.version)
 
 
 def callee_of(func: Callable[..., Any], func_path: str) -> Callee:
@@ -48,7 +62,18 @@ def callee_of(func: Callable[..., Any], func_path: str) -> Callee:
     call = _converting(func, types) if types.converts_arguments else func
     is_chosen = chosen is not None
     inject = _injecting(func, types) if types.resources else None
-    return Callee(call, place, types.takes_context, types, is_coroutine, is_chosen, rules, inject)
+    return Callee(
+        call,
+        place,
+        types.takes_context,
+        types,
+        is_coroutine,
+        is_chosen,
+        rules,
+        inject,
+        options.version or FIRST_VERSION,
+        options.upcasters or {},
+    )
 
 
 def _converting(func: Callable[..., Any], types: FunctionTypes) -> Callable[..., Any]:

@@ -7,6 +7,7 @@
 - `pool_events`: what the parts report to the pool.
 - `claim_loop`: records outcomes and claims tasks, with back-off.
 - `demand`: when to claim and how many; a state machine.
+- `drain`: runs what is there until nothing is left.
 - `refused_outcomes`: finds and holds the outcomes that the store refuses.
 - `running_tasks`: the tasks that run now, with their timeouts.
 - `interruption`: how a task ends whose run the worker has to interrupt.

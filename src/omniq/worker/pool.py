@@ -236,8 +236,8 @@ class AsyncWorkerPool:
             await self.start()
         assert self._runtime is not None
         try:
-            await self._runtime.until_empty()
-            left = await self._count_left() if self.running else 0
+            held = await self._runtime.until_empty()
+            left = await self._count_left(held) if self.running else 0
         except asyncio.CancelledError:
             await self.stop(cancel_in_flight=True)
             raise
@@ -253,15 +253,16 @@ class AsyncWorkerPool:
                 "itself; make it outside the pool's tasks"
             )
 
-    async def _count_left(self) -> int:
+    async def _count_left(self, held: int) -> int:
         assert self._runtime is not None
         try:
             left = await self._runtime.count_left()
         except StorageError as error:
             self.events.emit(events.WorkerProblem.of("count tasks", error))
             return self._stats.queued
-        if left:
-            self.events.emit(events.WorkerDrained(owner=self._storage.owner, left=left))
+        if left or self.is_supervised:
+            owner = self._storage.owner
+            self.events.emit(events.WorkerDrained(owner=owner, left=left, held=held))
         return left
 
     async def submit(self, func: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> str:

@@ -18,6 +18,7 @@ from omniq.tasks.functions import FunctionCache
 from omniq.tasks.passed_functions import PASSED
 from omniq.worker.claim_loop import ClaimLoop
 from omniq.worker.dead_hooks import DeadHooks
+from omniq.worker.drain import Drain
 from omniq.worker.executors.thread_executor import ThreadExecutor
 from omniq.worker.failure_hooks import FailureHooks
 from omniq.worker.fleet_alerts import FleetAlerts
@@ -153,27 +154,26 @@ class PoolRuntime:
         """Whether the caller is the run of that task in this pool, which then waits for the caller."""
         return self._running is not None and self._running.is_run_by(task_id)
 
-    async def until_empty(self) -> None:
-        """Return when nothing that it can run is due and nothing runs, or when it has ended."""
+    async def until_empty(self) -> int:
+        """Run what is there; returns how many tasks other workers hold, as far as it has looked."""
         assert self._claim_loop is not None and self._maintenance is not None  # noqa: PT018
         self._is_draining = True
-        # Else a worker that always ends soon would never run what a killed one held.
-        await self._maintenance.recover()
-        await self._schedule_loop.fire_due()
-        await self._until_drained(self._claim_loop)
-        while self.running and await self._storage.advance_flows():
-            await self._until_drained(self._claim_loop)
-        if self.running and await self._claim_loop.end_unknown():
-            await self._until_drained(self._claim_loop)
+        drain = Drain(
+            self._storage,
+            self._events,
+            self._claim_loop,
+            self._maintenance,
+            self._schedule_loop,
+            self._main,
+            lambda: self.running,
+            self._config.queues,
+        )
+        return await (drain.run_with_killed() if self._is_supervised else drain.run())
 
     async def count_left(self) -> int:
         """How many tasks wait; reports which of their functions no live worker runs."""
         assert self._claim_loop
         return await self._claim_loop.count_left()
-
-    async def _until_drained(self, claim_loop: ClaimLoop) -> None:
-        ends = (claim_loop.until_drained(), self._main)
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
 
     async def wait(self) -> None:
         """Return when it has ended."""

@@ -18,7 +18,7 @@ from omniq.tasks.steps import WorkerServices
 from omniq.worker.executors.execution import Execution, Run, StopReason
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.stats_recorder import StatsRecorder
-from omniq.worker.unknown_functions import UnknownFunctions
+from omniq.worker.unknown_functions import UnknownFunctions, newer_version
 
 GRACE = 1.0
 """Seconds that a stopped run has to end: then it is stopped once more, and then given up."""
@@ -195,6 +195,8 @@ class RunningTasks:
         enter(context)
         try:
             callee = self._execution.find(task.func_path)
+            if task.version > callee.version:
+                raise newer_version(task, callee.version)
         except FunctionNotFound as error:
             self._refuse(run, self._unknown.release(task, error))
             return

@@ -193,17 +193,13 @@ class StatsRecorder:
                     events.TaskRetried(**fields, error=error.error_type, retry_at=eta)
                 )
             case Failed(error=error, reason=reason):
-                self._events.emit(
-                    events.TaskFailure(
-                        **fields,
-                        owner=owner,
-                        seconds=seconds,
-                        error=error.error_type,
-                        error_message=error.message,
-                    )
-                )
+                fields |= {"owner": owner, "seconds": seconds}
+                fields |= {"error": error.error_type, "error_message": error.message}
+                self._events.emit(events.TaskFailure(**fields))
                 if outcome.next_eta is None:
-                    self._events.emit(events.TaskDead(**fields, reason=reason))
+                    self._events.emit(
+                        events.TaskDead(**fields, reason=reason, traceback=error.traceback)
+                    )
             case Cancelled(reason=reason):
                 self._events.emit(events.TaskCancellation(**fields, reason=reason))
             case Snoozed(eta=eta, reason=reason):

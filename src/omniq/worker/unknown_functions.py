@@ -35,6 +35,12 @@ _SHORTEST_ROUND, _LONGEST_ROUND, _ROUNDS = 0.5, 60.0, 4
 """Seconds between two rounds: the timeout divided by `_ROUNDS`, within these bounds."""
 
 
+def newer_version(task: Task, version: int) -> FunctionNotFound:
+    """Why a worker whose code has that version leaves a task whose arguments are of a newer one."""
+    why = f"a task has version {task.version} of its arguments, and the code of this worker has version {version}"
+    return FunctionNotFound(task.func_path, why, elsewhere=True)
+
+
 class UnknownFunctions:
     """Decides about the tasks that one pool cannot run."""
 

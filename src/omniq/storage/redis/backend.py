@@ -32,8 +32,9 @@ from omniq.storage.backend import (
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery, letter_matches
 from omniq.storage.newest_by_id import scan_by_id
 from omniq.storage.redis import encoding, server_check, upgrade
-from omniq.storage.redis.connection import DAMAGED_COUNTER, ServerConnection
+from omniq.storage.redis.connection import ServerConnection
 from omniq.storage.redis.encoding import STATUS_LETTERS, STATUSES, instant_of, raw, stamp
+from omniq.storage.redis.error_replies import DAMAGED_COUNTER
 from omniq.storage.redis.scripts import Scripts
 from omniq.storage.redis.section import (
     RedisSection,
@@ -122,7 +123,9 @@ class RedisBackend(Backend):
 
     @_checks_replies
     async def open(self) -> None:
-        self._connection = ServerConnection(self._url, name=f"omniq-{os.getpid()}")
+        self._connection = ServerConnection(
+            self._url, name=f"omniq-{os.getpid()}", hash_tag=self._prefix
+        )
         self.scripts = Scripts(self._connection, self._prefix, self.clock, self._largest)
         self.channel = self.scripts.key(f"wake:{self._clock.new_id()}")
         channels = [self.channel, self.scripts.key("awaited")]
@@ -136,6 +139,7 @@ class RedisBackend(Backend):
         except BaseException:
             await self._connection.close()
             raise
+        self._connection.has_worked = True
         self._durability = facts.durability
 
     async def close(self) -> None:

@@ -8,29 +8,28 @@ Only this module uses the driver, which is the parser of the replies.
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
 
 import hiredis
 import msgspec
 
 from omniq.concurrency.futures import finish
-from omniq.errors import (
-    OmniqError,
-    StorageClosed,
-    StorageCorrupt,
-    StorageError,
-    StorageRefused,
-)
+from omniq.errors import OmniqError, StorageClosed, StorageError, StorageRefused
 from omniq.storage.connection_advice import connect_timeout, network_advice
-from omniq.storage.redis.address import Address, parse
+from omniq.storage.redis.address import Address, Node, parse
+from omniq.storage.redis.error_replies import (
+    ConnectionLost,
+    NotPrimary,
+    error_of,
+    is_client_name_refused,
+    redirection,
+)
+from omniq.storage.redis.primaries import Primaries, UnknownService
 from omniq.text.masking import mask_url
-
-DAMAGED_COUNTER = "a counter of the store is damaged: restore the store from a backup"
 
 _CONNECT_SECONDS = 5.0
 _CONNECT_WAIT_SECONDS = 10.0
@@ -48,26 +47,6 @@ _KEEPALIVE = {
 }
 
 
-class ConnectionLost(StorageError):
-    """The connection failed. `was_sent`: the server may have run the call."""
-
-    def __init__(self, message: str, *, was_sent: bool) -> None:
-        super().__init__(message)
-        self.was_sent = was_sent
-
-
-class ServerNotReady(StorageError):
-    """The server refuses calls for now: it loads, is busy, or is not the primary. Try again."""
-
-
-class UnknownScript(StorageError):
-    """The server does not have the script; nothing was done."""
-
-
-class OutOfMemory(StorageError):
-    """The server may not use more memory; nothing was written."""
-
-
 def pack(*parts: bytes | str | int, more: int = 0) -> bytes:
     """A command in the protocol of the server; `more` is the number of parts that follow it.
 
@@ -80,29 +59,67 @@ def pack(*parts: bytes | str | int, more: int = 0) -> bytes:
 
 
 class ServerConnection:
-    """A connection to the server at `url`, opened at first use and again after it was lost."""
+    """A connection to the server at `url`, opened at first use and again after it was lost.
 
-    def __init__(self, url: str, *, name: str) -> None:
+    Through Sentinels or in a cluster it is a connection to the server that has the keys with that hash tag.
+    """
+
+    def __init__(self, url: str, *, name: str, hash_tag: str = "") -> None:
         self._shown_url = mask_url(url)
         address = parse(url)
         self._address = msgspec.structs.replace(address, client_name=address.client_name or name)
+        self._primaries = Primaries(address, hash_tag)
         self._connection: _Connection | None = None
+        self._listening: _Connection | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
+        self._password = address.password
+        self.has_worked = False
+        """Whether the store was opened: what the server refuses now, it may accept again."""
 
     async def command(self, *parts: bytes | str | int) -> Any:
         """The server's reply to one command, sent once."""
         return await self.send(pack(*parts))
 
-    async def send(self, packed: bytes) -> Any:
-        """The server's reply to a packed command, sent once."""
+    async def send(self, packed: bytes, *, after: bytes = b"") -> Any:
+        """The server's reply to a packed command, sent once. `after`: sent before it, if not empty."""
         connection = self._connection
         if connection is None or not connection.is_open:
             connection = await self._connected()
         try:
+            if after:
+                await connection.request(after)
             return await connection.request(packed)
         except Exception as error:
+            if isinstance(error, hiredis.ReplyError) and self._address.kind == "cluster":
+                redirected = redirection(str(error))
+                if redirected is not None:
+                    return await self._follow(connection, *redirected, packed, after)
+            wrapped = self._wrap_error(error, was_sent=True)
+            if isinstance(wrapped, NotPrimary):
+                connection.abort()
+            raise wrapped from error
+
+    async def _follow(
+        self, connection: _Connection, kind: str, node: Node, packed: bytes, after: bytes
+    ) -> Any:
+        """Send a call that the server has refused to the server that it has named."""
+        node = node if node.host else Node(connection.node.host, node.port)
+        if kind == "MOVED":
+            self._primaries.note(node)
+            connection.abort()
+            raise NotPrimary(
+                f"Redis at {self._shown_url}: the store is on {node.host}:{node.port} now"
+            )
+        # The slot is on its way: only this call belongs there, and the next one is asked for here.
+        asked = await self._connect_to(node)
+        try:
+            await asyncio.gather(*map(asked.request, filter(None, (after, pack("ASKING")))))
+            return await asked.request(packed)
+        except Exception as error:
             raise self._wrap_error(error, was_sent=True) from error
+        finally:
+            asked.abort()
 
     def discard(self) -> None:
         """Close the connection, whose replies cannot be trusted; the next call opens another."""
@@ -123,7 +140,7 @@ class ServerConnection:
             elif kind == b"message":
                 on_message(channel.decode(), text.decode("utf-8", "replace"))
 
-        connection = await self._connect()
+        connection = self._listening = await self._connect()
         try:
             await connection.listen(pack("SUBSCRIBE", *channels), on_push)
         except Exception as error:
@@ -143,35 +160,118 @@ class ServerConnection:
             async with asyncio.timeout(_CONNECT_WAIT_SECONDS), self._connecting:
                 # Another call may have connected while this one waited.
                 if self._connection is None or not self._connection.is_open:
-                    self._connection = await self._connect()
+                    self._connection = connection = await self._connect()
+                    if self._listening is not None and self._listening.node != connection.node:
+                        # What is published is published by the new primary.
+                        self._listening.abort()
                 return self._connection
         except TimeoutError as error:
             late = TimeoutError(f"no connection within {_CONNECT_WAIT_SECONDS:g} s")
             raise self._wrap_error(late, was_sent=False) from error
 
     async def _connect(self) -> _Connection:
-        """A new connection, authenticated, and with the database selected."""
-        address = self._address
-        loop = asyncio.get_running_loop()
-        connection = _Connection()
+        """A new connection to the server that has the store."""
+        last: Exception = LookupError("no server is known")
         try:
             self._check_open()
-            async with _connect_timeout(address):
-                if address.path:
-                    await loop.create_unix_connection(lambda: connection, address.path)
-                else:
-                    await loop.create_connection(
-                        lambda: connection, address.host, address.port, ssl=address.tls
-                    )
-                await _handshake(connection, address)
+            async with (
+                _connect_timeout(self._address),
+                aclosing(self._primaries.find(self._ask)) as nodes,
+            ):
+                async for node in nodes:
+                    try:
+                        return await self._open_primary(node)
+                    except Exception as error:
+                        last = error
+        except Exception as error:
+            last = error
+        # Any: an impossible host name, for example, raises UnicodeError when it is resolved.
+        raise (
+            last if isinstance(last, OmniqError) else self._wrap_error(last, was_sent=False)
+        ) from last
+
+    async def _open_primary(self, node: Node) -> _Connection:
+        connection = await self._open(node)
+        try:
+            await self._check_primary(connection)
             self._check_open()
-        except BaseException as error:
+        except BaseException:
             connection.abort()
-            if isinstance(error, OmniqError) or not isinstance(error, Exception):
-                raise
-            # Any: an impossible host name, for example, raises UnicodeError when it is resolved.
-            raise self._wrap_error(error, was_sent=False) from error
+            raise
         return connection
+
+    async def _connect_to(self, node: Node) -> _Connection:
+        """A new connection to that server."""
+        try:
+            async with _connect_timeout(self._address):
+                return await self._open(node)
+        except Exception as error:
+            raise self._wrap_error(error, was_sent=False) from error
+
+    async def _open(self, node: Node) -> _Connection:
+        """A new connection, authenticated, and with the database selected."""
+        password = self._password = self._address.current_password()
+        commands: list[tuple[str | int, ...]] = [*_authentication(self._address.username, password)]
+        if self._address.database:
+            commands.append(("SELECT", self._address.database))
+        commands.append(("CLIENT", "SETNAME", self._address.client_name))
+        return await self._open_with(node, commands)
+
+    async def _open_with(self, node: Node, commands: list[tuple[str | int, ...]]) -> _Connection:
+        address = self._address
+        loop = asyncio.get_running_loop()
+        connection = _Connection(node)
+        try:
+            if address.path:
+                await loop.create_unix_connection(lambda: connection, address.path)
+            else:
+                await loop.create_connection(
+                    lambda: connection, node.host, node.port, ssl=address.tls
+                )
+            await _handshake(connection, commands)
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    async def _ask(self, node: Node, *command: str) -> Any:
+        """The reply of a Sentinel, or of a server of the cluster, on a connection for this call alone."""
+        if self._address.kind == "cluster":
+            connection = await self._open(node)
+        else:
+            user, password = self._address.sentinel_username, self._address.sentinel_password
+            try:
+                connection = await self._open_with(node, _authentication(user, password))
+            except hiredis.ReplyError as error:
+                raise self._sentinel_error(node, error) from error
+        try:
+            return await connection.request(pack(*command))
+        except hiredis.ReplyError as error:
+            if self._address.kind == "cluster":
+                raise
+            raise self._sentinel_error(node, error) from error
+        finally:
+            connection.abort()
+
+    def _sentinel_error(self, node: Node, error: hiredis.ReplyError) -> StorageError:
+        text = self._without_passwords(f"the Sentinel {node.host}:{node.port}: {error}")
+        reason = f"{text}; its own options are ?sentinel_username= and ?sentinel_password="
+        return error_of(reason, str(error), has_worked=self.has_worked)
+
+    async def _check_primary(self, connection: _Connection) -> None:
+        """Refuse a replica that a Sentinel has taken for the primary until a moment ago."""
+        if self._address.kind != "sentinel":
+            return
+        try:
+            role = (await connection.request(pack("ROLE")))[0]
+        except hiredis.ReplyError:
+            # Not every user may ask. A replica refuses the first write.
+            return
+        if role != b"master":
+            raise NotPrimary(
+                f"Redis at {self._shown_url}: {connection.node.host}:{connection.node.port} is no "
+                "primary any more, or not yet"
+            )
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -180,24 +280,21 @@ class ServerConnection:
             )
 
     def _wrap_error(self, error: Exception, *, was_sent: bool) -> StorageError:
+        if isinstance(error, StorageError):
+            return error
         text = f"Redis at {self._shown_url}: {str(error) or type(error).__name__}"
-        if self._address.password:
-            # Some servers repeat a command that they did not understand.
-            text = text.replace(self._address.password, "***")
-        if not isinstance(error, hiredis.ReplyError):
-            return ConnectionLost(text + network_advice(error), was_sent=was_sent)
-        code = _code(str(error))
-        if code in _REFUSALS:
-            return StorageRefused(f"{text}; {_REFUSALS[code]}")
-        if code in _NOT_READY:
-            return ServerNotReady(text)
-        if code == "NOSCRIPT":
-            return UnknownScript(text)
-        if code == "OOM":
-            return OutOfMemory(f"{text}; give the server more memory, or store less")
-        if "value is not an integer" in text:
-            return StorageCorrupt(f"{text}; {DAMAGED_COUNTER}")
-        return StorageError(text)
+        text = self._without_passwords(text)
+        if isinstance(error, hiredis.ReplyError):
+            return error_of(text, str(error), has_worked=self.has_worked)
+        if isinstance(error, UnknownService) and not self.has_worked:
+            return StorageRefused(text)
+        return ConnectionLost(text + network_advice(error), was_sent=was_sent)
+
+    def _without_passwords(self, text: str) -> str:
+        # Some servers repeat a command that they did not understand.
+        for password in filter(None, (self._password, self._address.sentinel_password)):
+            text = text.replace(password, "***")
+        return text
 
 
 @asynccontextmanager
@@ -209,26 +306,27 @@ async def _connect_timeout(address: Address) -> AsyncIterator[None]:
         raise connect_timeout(_CONNECT_SECONDS, tls=address.tls is not None) from error
 
 
-async def _handshake(connection: _Connection, address: Address) -> None:
-    """Authenticate, select the database and set the client name, in one round trip."""
-    commands: list[tuple[str | int, ...]] = []
-    if address.username or address.password:
-        user = [address.username] if address.username else []
-        commands.append(("AUTH", *user, address.password))
-    if address.database:
-        commands.append(("SELECT", address.database))
-    commands.append(("CLIENT", "SETNAME", address.client_name))
+def _authentication(username: str, password: str) -> list[tuple[str | int, ...]]:
+    if not (username or password):
+        return []
+    return [("AUTH", *([username] if username else []), password)]
+
+
+async def _handshake(connection: _Connection, commands: list[tuple[str | int, ...]]) -> None:
+    """Send the commands in one round trip."""
     replies = [connection.request(pack(*command)) for command in commands]
     for reply in await asyncio.gather(*replies, return_exceptions=True):
         # Not every user may set a client name, and only operators read it.
-        if isinstance(reply, BaseException) and not _is_client_name_refused(reply):
+        is_name = isinstance(reply, hiredis.ReplyError) and is_client_name_refused(str(reply))
+        if isinstance(reply, BaseException) and not is_name:
             raise reply
 
 
 class _Connection(asyncio.BufferedProtocol):
     """Requests, and their replies in the same order."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: Node) -> None:
+        self.node = node
         self._loop = asyncio.get_running_loop()
         self._replies = hiredis.Reader(notEnoughData=_INCOMPLETE)
         self._buffer = memoryview(bytearray(_READ_SIZE))
@@ -336,46 +434,3 @@ class _Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(error or ConnectionError("the server closed the connection"))
         finish(self._closed)
-
-
-_REFUSALS = {
-    "WRONGPASS": "give the right user and password in the URL",
-    "NOAUTH": "give a user and password in the URL",
-    "NOPERM": "allow this user the keys and channels that begin with the prefix, and scripts",
-    "MOVED": "the store's keys are on another node of this cluster: name that one in the URL",
-    "CROSSSLOT": "the keys of a store belong in one slot: does another program use this prefix?",
-    "WRONGTYPE": "another program uses these keys: give this store another `?prefix=`",
-    "NODB": "name a database that the server has, such as /0",
-    "DENIED": "the server refuses remote clients while it has no password: set one there",
-}
-_NOT_READY = frozenset(
-    (
-        *("LOADING", "BUSY", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS"),
-        "MAXCLIENTS",
-    )
-)
-_CODES = {
-    **{code: code for code in (*_REFUSALS, *_NOT_READY, "OOM", "NOSCRIPT")},
-    "DB index is out of range": "NODB",
-    "invalid DB index": "NODB",
-    "max number of clients": "MAXCLIENTS",
-    "invalid password": "WRONGPASS",
-    # The reply to a password where none is set.
-    "AUTH": "WRONGPASS",
-    # The reply of servers before Redis 7 when a script may not touch a key.
-    "The user executing the script": "NOPERM",
-}
-_CODE = re.compile("|".join(rf"\b{code}\b" for code in _CODES))
-
-
-def _is_client_name_refused(error: BaseException) -> bool:
-    """Whether the server only refuses `CLIENT SETNAME`."""
-    return isinstance(error, hiredis.ReplyError) and (
-        "client" in str(error).lower() and _code(str(error)) in ("NOPERM", "")
-    )
-
-
-def _code(text: str) -> str:
-    """The code of a server's error. The error of a script has it inside its text."""
-    found = _CODE.search(text)
-    return _CODES[found[0]] if found else ""

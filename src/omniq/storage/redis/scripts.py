@@ -20,14 +20,9 @@ import msgspec
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.concurrency.backoff import backoff
 from omniq.errors import StorageError
-from omniq.storage.redis.connection import (
-    ConnectionLost,
-    ServerConnection,
-    ServerNotReady,
-    UnknownScript,
-    pack,
-)
+from omniq.storage.redis.connection import ServerConnection, pack
 from omniq.storage.redis.encoding import LUA_CONSTANTS
+from omniq.storage.redis.error_replies import ConnectionLost, ServerNotReady, UnknownScript
 from omniq.storage.store_clock import given_time
 
 RETRY_SECONDS = 15.0
@@ -115,8 +110,9 @@ class Scripts:
         async def attempt() -> Any:
             nonlocal is_repeat
             try:
-                await self._connection.command("SCRIPT", "LOAD", script(name, self._largest).text)
-                return await self._connection.send(self._packed(name, is_repeat, arguments))
+                packed = self._packed(name, is_repeat, arguments)
+                load = pack("SCRIPT", "LOAD", script(name, self._largest).text)
+                return await self._connection.send(packed, after=load)
             except _TRANSIENT as error:
                 is_repeat = is_repeat or _was_sent(error)
                 raise

@@ -24,8 +24,8 @@ from omniq.storage.claim import PAUSED_QUEUE
 from omniq.storage.gate_states import DUE_GATES
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.redis import encoding
-from omniq.storage.redis.connection import OutOfMemory
 from omniq.storage.redis.encoding import instant_of, raw, stamp
+from omniq.storage.redis.error_replies import OutOfMemory
 from omniq.storage.row_rules import Row
 from omniq.storage.side_engine import SCHEDULE
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS

@@ -28,7 +28,9 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Empty where the server does not say."""
     maxmemory_policy: str
     role: str
-    is_cluster: bool
+    mode: str
+    replicas: int
+    min_replicas: str
     is_loading: bool
     last_write_failed: str
     """What the server failed to write at its last attempt; empty when nothing."""
@@ -43,10 +45,11 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_facts(send: SendCommand) -> ServerFacts:
     """Read the server's settings. Works without the right to read its configuration."""
-    info = _parse_info(await send("INFO"))
+    info = await _info(send)
     config = {
         **await _config(send, "maxmemory-policy"),
         **await _config(send, "append*"),
+        **await _config(send, "min-replicas-to-write"),
     }
     failed = [
         what
@@ -64,7 +67,9 @@ async def read_facts(send: SendCommand) -> ServerFacts:
         appendfsync=config.get("appendfsync", ""),
         maxmemory_policy=config.get("maxmemory-policy") or info.get("maxmemory_policy", ""),
         role=info.get("role", ""),
-        is_cluster=info.get("cluster_enabled") == "1",
+        mode=info.get("redis_mode") or info.get("server_mode", ""),
+        replicas=int(info.get("connected_slaves", "0")),
+        min_replicas=config.get("min-replicas-to-write", ""),
         is_loading=info.get("loading") == "1",
         last_write_failed=", ".join(failed),
     )
@@ -72,6 +77,10 @@ async def read_facts(send: SendCommand) -> ServerFacts:
 
 def check(facts: ServerFacts) -> None:
     """Refuse a server on which the promises do not hold."""
+    if facts.mode == "sentinel":
+        raise StorageRefused(
+            "this server is a Sentinel: write redis+sentinel://host1,host2,host3/service in the URL"
+        )
     if not _is_new_enough(facts):
         raise StorageRefused(
             f"{facts.product} {facts.version} is too old; omniq needs Redis 6.2 or newer, or Valkey"
@@ -92,6 +101,8 @@ _ADVICE = {
     "set appendfsync always",
     "maxmemory-policy": "bad: the server may evict tasks; set maxmemory-policy noeviction",
     "role": "bad: only the primary can be written to",
+    "min-replicas-to-write": "warn: a primary that has lost its replicas goes on to accept tasks, which are "
+    "lost when a replica is promoted; set min-replicas-to-write 1",
 }
 
 
@@ -104,7 +115,13 @@ def report(facts: ServerFacts) -> list[tuple[str, str, str]]:
         ("appendfsync", facts.appendfsync, facts.appendfsync == "always"),
         ("maxmemory-policy", facts.maxmemory_policy, facts.maxmemory_policy == "noeviction"),
         ("role", facts.role, facts.role == "master"),
-        ("cluster", "yes" if facts.is_cluster else "no", True),
+        ("cluster", "yes" if facts.mode == "cluster" else "no", True),
+        ("replicas", str(facts.replicas), True),
+        (
+            "min-replicas-to-write",
+            facts.min_replicas,
+            not facts.replicas or facts.min_replicas not in ("", "0"),
+        ),
         ("persistence", failed or "ok", not failed),
     ]
     advice = {**_ADVICE, "persistence": f"bad: the last {failed} failed; see the server's log"}
@@ -122,11 +139,21 @@ async def _config(send: SendCommand, pattern: str) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in pairs(reply)}
 
 
+async def _info(send: SendCommand) -> dict[str, str]:
+    try:
+        return _parse_info(await send("INFO"))
+    except StorageRefused:
+        # Disabled, or not allowed: nothing but this check needs it.
+        return {}
+
+
 def _parse_info(text: bytes) -> dict[str, str]:
     lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
     return {name: value for name, colon, value in lines if colon}
 
 
 def _is_new_enough(facts: ServerFacts) -> bool:
+    if not facts.version:
+        return True
     numbers = tuple(int(part) for part in re.findall(r"\d+", facts.version)[:2])
     return numbers >= OLDEST

@@ -11,7 +11,7 @@ from omniq.storage.backend import largest_value
 from omniq.storage.base import BaseStorage, StorageOptions
 from omniq.storage.redis import server_check
 from omniq.storage.redis.backend import RedisBackend
-from omniq.storage.redis.connection import OutOfMemory
+from omniq.storage.redis.error_replies import OutOfMemory
 from omniq.storage.redis.section import SHORT_TTL
 from omniq.storage.row_rules import Row
 

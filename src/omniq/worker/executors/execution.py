@@ -36,6 +36,7 @@ from omniq.tasks.error_rules import ErrorRules, explain, failed_step_of
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import FunctionCache
 from omniq.tasks.signature import Callee, as_raised, callee_of
+from omniq.tasks.versions import WrongSignature
 from omniq.worker.executors.flow_actions import do_action, with_results
 from omniq.worker.executors.process_executor import ProcessExecutor
 from omniq.worker.executors.process_protocol import Unserialisable
@@ -171,7 +172,8 @@ class Execution:
         run.context = task_context
         try:
             if task.workflow is None:
-                value = await self._call(callee, task, task_context)
+                call = task if task.version == callee.version else callee.upcast(task)
+                value = await self._call(callee, call, task_context)
             else:
                 value = await self._call_node(callee, task, task_context)
             if task_context.unstored:
@@ -226,6 +228,8 @@ class Execution:
             return await do_action(workflow.action, task, task_context)
         if workflow.refs:
             task = await with_results(task, task_context)
+        if task.version != callee.version:
+            task = callee.upcast(task)
         return await self._call(callee, task, task_context)
 
     def _call_function(
@@ -345,6 +349,8 @@ class Execution:
                 return self._failed(task, self._record_of(error.error), "unserialisable")
             case Signal():
                 return self._signalled(task, error)
+            case WrongSignature():
+                return self._failed(task, self._record_of(error), "signature")
             case _:
                 return self._retry_or_fail(task, self._explain(task, error, rules), None)
 

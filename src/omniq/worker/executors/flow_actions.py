@@ -13,6 +13,7 @@ import msgspec
 from omniq.models import ChildrenFailed, PermanentError, Ref, Task, TaskStatus, TaskWorkflow
 from omniq.tasks.context import TaskContext
 from omniq.tasks.flow_records import member_id, with_values
+from omniq.tasks.versions import ANY_VERSION
 
 _AT_ONCE = 500
 """Tasks of a map that are stored in one step."""
@@ -56,7 +57,13 @@ async def _map(task: Task, context: TaskContext) -> int:
         raise PermanentError(f"map: the result is of type {type(items).__name__}, and not a list")
     flows = context._services.flows
     group = workflow.parent
-    member = TaskWorkflow(parent=group, refs=others, undo=workflow.undo)
+    member = TaskWorkflow(
+        parent=group,
+        refs=others,
+        undo=workflow.undo,
+        sequence=workflow.sequence,
+        halts=workflow.halts,
+    )
     listed = list(items)
     for start in range(0, len(listed), _AT_ONCE):
         part = [
@@ -112,6 +119,8 @@ async def _undo(task: Task, context: TaskContext) -> list[str]:
             args=(None,),
             queue=task.queue,
             created_at=task.created_at,
+            # The result of a node is no call that a version was stored with.
+            version=ANY_VERSION,
             workflow=TaskWorkflow(parent=task.id, refs=(Ref((0,), result.task_id),)),
         )
         await flows.add_children(task, [undo], "undo")

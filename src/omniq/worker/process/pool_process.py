@@ -33,13 +33,13 @@ from omniq.events import (
     Event,
     ScheduleDeclared,
     WorkerAdvice,
-    WorkerDrained,
+    WorkerForced,
     WorkerRecycling,
     WorkerStarted,
     WorkerStopRequested,
     WorkerStuck,
 )
-from omniq.models import Schedule
+from omniq.models import Schedule, Task
 from omniq.outcomes import Outcome, Released
 from omniq.scheduling.schedules import AsyncSchedules
 from omniq.storage import BaseStorage
@@ -67,6 +67,8 @@ _LONGEST_PAUSE = 5.0
 _RELEASE_SECONDS = 0.4
 """How long a forced stop may take to release tasks; with the exit itself it is under a second."""
 
+_MOST_NAMED = 10
+"""How many unfinished tasks a forced stop names."""
 
 _FOR_SUPERVISOR = (WorkerStarted, WorkerRecycling, WorkerStuck, WorkerStopRequested)
 """The events that the supervisor acts on."""
@@ -198,6 +200,7 @@ class PoolProcess:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_working = False
+        self._unfinished: list[Task] = []
         self._end: asyncio.Task[None] | None = None
         self._timeout: float | None = None
         self._is_stop_requested = False
@@ -218,13 +221,37 @@ class PoolProcess:
 
     def release_and_end(self, stuck_task: str = "") -> bool:
         released = threading.Event()
+        # As long as the storage has not answered, these are all that could be unfinished.
+        self._unfinished = [
+            task for task in self._storage.register.tasks() if task.id != stuck_task
+        ]
         with self._lock, suppress(RuntimeError):
             if self._loop is not None:
                 # A pool with free slots would claim again what is released now.
                 self._loop.call_soon_threadsafe(self._pool.stop_claiming)
         # From a thread that may be abandoned: perhaps everything hangs because of the storage.
         threading.Thread(target=self._release, args=(released, stuck_task), daemon=True).start()
-        return released.wait(_RELEASE_SECONDS)
+        are_released = released.wait(_RELEASE_SECONDS)
+        self._report_unfinished(are_released)
+        return are_released
+
+    def _report_unfinished(self, are_released: bool) -> None:
+        unfinished = self._unfinished
+        if not unfinished:
+            return
+        named = [f"{task.func_path} {task.id}" for task in unfinished[:_MOST_NAMED]]
+        if more := len(unfinished) - len(named):
+            named.append(f"and {more} more")
+        dead = sum(task.runs_at_most_once for task in unfinished)
+        self._events.emit(
+            WorkerForced(
+                owner=self._storage.owner,
+                unfinished=len(unfinished),
+                tasks=", ".join(named),
+                dead=dead,
+                released=are_released,
+            )
+        )
 
     def join(self, timeout: float) -> bool:
         self._thread.join(timeout)
@@ -262,19 +289,12 @@ class PoolProcess:
             self._begin_stop()
         try:
             if self._config.burst and not self._stopping.is_set():
-                await self._drain()
+                await self._pool.run_until_empty()
             else:
                 await self._pool.wait()
         finally:
             if self._end is not None:
                 await self._end
-
-    async def _drain(self) -> None:
-        """Run what is there, say how many tasks are left, and end."""
-        owner = self._storage.owner
-        if not await self._pool.run_until_empty() and not self._stopping.is_set():
-            # The pool reports only what is left.
-            self._events.emit(WorkerDrained(owner=owner, left=0))
 
     def _begin_stop(self) -> None:
         self._stopping.set()
@@ -380,6 +400,7 @@ class PoolProcess:
         async with self._storage.sibling() as sibling:
             held = await sibling.held_by(owner)
             held.pop(stuck_task, None)
+            self._unfinished = [task for task in self._unfinished if task.id in held]
             await sibling.record([self._released(*claim) for claim in held.items()])
 
     def _released(self, task_id: str, token: int) -> Outcome:
