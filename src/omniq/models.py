@@ -236,7 +236,10 @@ class TaskWorkflow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     (`map`), or calls what undoes the nodes of the flow (`undo`). `value` is the simple type that an event's value
     must have, and `prompt` the question to the person who gives it.
 
-    The storage sets the others: `needs` is the number of records that it still waits for, of which it can do
+    Tasks with the same `sequence` run one at a time, in the order of their enqueue. With `halts`, the next one does
+    not run while this one is a dead letter.
+
+    The storage sets the others: `follows` is the task of its sequence that it waits for ('' if that is not known yet); `needs` is the number of records that it still waits for, of which it can do
     without `holds`, and `on` those of a task that is suspended; `members` are the live records that belong
     to it, of `size` in all; `failed` of them did not succeed.
     """
@@ -253,6 +256,9 @@ class TaskWorkflow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     action: Literal["", "map", "undo"] = ""
     value: str | None = None
     prompt: str = ""
+    sequence: str | None = None
+    halts: bool = False
+    follows: str | None = None
     needs: int = 0
     holds: int = 0
     on: tuple[str, ...] = ()
@@ -662,8 +668,10 @@ def _check_workflow(task: Task, workflow: TaskWorkflow) -> None:
                 f"task {task.id}: its parent is {workflow.parent}, so its id must begin with "
                 f"{workflow.parent}."
             )
-    if workflow.kind != "task" and (workflow.after or workflow.after_any):
+    if workflow.kind != "task" and (workflow.after or workflow.after_any or workflow.sequence):
         raise InvalidTask(f"{workflow.kind} {task.id}: only a task waits for others")
+    if workflow.sequence is not None:
+        check_key("sequence", workflow.sequence)
 
 
 def check_schedule(schedule: Schedule) -> None:

@@ -86,6 +86,7 @@ ONE_BACKEND = {
         "read_section": "reads that arrive together are one statement",
         "record_and_claim": "one SQL function records and claims, unless the rules are needed",
         "statements": "loads the SQL files and fills in the name of the schema",
+        "transport": "the driver has no options for keepalives and the size of reads",
         "vacuum": "dead rows slow down the claims of a busy table",
     },
     "log": {

@@ -3,69 +3,20 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from omniq import StorageError, StorageRefused, TaskQueue, TaskStatus
-from omniq.clock import SYSTEM_CLOCK
+from omniq import TaskQueue
 from omniq.testing.servers import Server
 from tests.acceptance.command import wait_until
 from tests.fleet.conftest import StartWorker
-from tests.fleet.fleet_tasks import note_slowly
+from tests.fleet.producer import Producer, check_nothing_is_lost, is_drained
 from tests.fleet.traces import runs, traces
 
 WORKERS = 2
 RESUME_SECONDS = 5.0
-
-
-class Producer:
-    """Enqueues continuously, and records the acknowledged tasks."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self._url, self._folder = url, folder
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.acknowledged: list[str] = []
-        self.failed_calls = 0
-        self.error: BaseException | None = None
-
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._stopping.set()
-            self._thread.join(30)
-        assert not self._thread.is_alive()
-        assert self.error is None, f"the producer died of {self.error!r}"
-
-    def _run(self) -> None:
-        try:
-            with TaskQueue(self._url) as queue:
-                while not self._stopping.wait(0.05):
-                    self._enqueue(queue)
-        except BaseException as error:
-            self.error = error
-
-    def _enqueue(self, queue: TaskQueue) -> None:
-        names = [SYSTEM_CLOCK.new_id() for _ in range(8)]
-        calls: list[Any] = [(note_slowly, (str(self._folder), name), {}) for name in names]
-        try:
-            handles = queue.enqueue_many(calls)
-        except StorageRefused:
-            raise
-        except StorageError:
-            # Not acknowledged: the task may or may not be stored.
-            self.failed_calls += 1
-        else:
-            self.acknowledged += [handle.id for handle in handles]
 
 
 def kill_and_restart(server: Server) -> float:
@@ -106,23 +57,6 @@ def survive(
     return resumed, producer
 
 
-def is_drained(queue: TaskQueue) -> bool:
-    counts = queue.stats().by_status
-    waiting = (TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.RETRYING)
-    return not any(counts.get(status, 0) for status in waiting)
-
-
-def check_nothing_is_lost(server: Server, folder: Path, producer: Producer) -> None:
-    ran = runs(folder)
-    with TaskQueue(server.url) as queue:
-        for task_id in producer.acknowledged:
-            result = queue.get_result(task_id)
-            assert result is not None, f"{task_id} was acknowledged and is lost"
-            assert result.status is TaskStatus.SUCCESS
-            assert ran[result.result] >= 1
-        assert queue.dead.list(limit=10) == []
-
-
 @pytest.mark.slow
 @pytest.mark.deep_on("nats", "postgres")
 @pytest.mark.timeout(120)
@@ -131,7 +65,7 @@ def test_workers_resume_when_a_killed_server_is_back(start_server, start_worker,
     server = start_server(durable=True)
     resumed, producer = survive(server, tmp_path, start_worker, 3)
 
-    check_nothing_is_lost(server, tmp_path, producer)
+    check_nothing_is_lost(server.url, tmp_path, producer)
     assert max(resumed) < RESUME_SECONDS
 
 
@@ -142,7 +76,7 @@ def test_workers_resume_each_of_20_times(start_server, start_worker, tmp_path):
     server = start_server(durable=True)
     resumed, producer = survive(server, tmp_path, start_worker, 20)
 
-    check_nothing_is_lost(server, tmp_path, producer)
+    check_nothing_is_lost(server.url, tmp_path, producer)
     print(  # noqa: T201 - for `pytest -rP`
         f"resumed after {max(resumed):.2f} s at most; {len(producer.acknowledged)} acknowledged, "
         f"{producer.failed_calls} calls failed, {runs(tmp_path).total()} runs"

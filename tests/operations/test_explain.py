@@ -11,7 +11,7 @@ from omniq.models import BreakerRule, Limit, Progress, Runnable
 from omniq.operations.explain import Reason, explain
 from omniq.outcomes import Cancelled, Failed, Released, Retried, Succeeded
 from omniq.storage import open_storage
-from omniq.testing.builders import a_result, a_task, an_error
+from omniq.testing.builders import a_member, a_result, a_task, an_error
 
 
 async def reasons(storage, task_id: str) -> list[Reason]:
@@ -335,3 +335,28 @@ async def test_a_dead_letter_is_explained_after_its_record_has_expired(storage, 
     clock.advance(20)
 
     assert await codes(storage, "a") == ["dead"]
+
+
+async def test_a_task_of_a_sequence_names_the_task_before_it(storage, worker):
+    other = await worker(concurrency=2)
+    await storage.enqueue_many([a_member(each, sequence="acme", halts=True) for each in "ab"])
+
+    (reason,) = await reasons(storage, "b")
+    assert (reason.code, reason.facts) == (
+        "waits_in_sequence",
+        {"sequence": "acme", "follows": "a"},
+    )
+    assert reason.text == "It is in the sequence 'acme' and runs after a"
+    (task,) = await other.reserve(1)
+    await other.record([Failed("a", task.token, an_error())])
+    (reason,) = await reasons(storage, "b")
+    assert reason.code == "sequence_halted"
+    assert "omniq dead retry a" in reason.hint
+
+
+async def test_a_task_says_that_it_waits_for_its_sequence_and_for_others(storage, worker):
+    await worker(concurrency=2)
+    tasks = [a_member("a", sequence="k"), a_task("x"), a_member("b", sequence="k", after=("x",))]
+    await storage.enqueue_many(tasks)
+
+    assert await codes(storage, "b") == ["waits_in_sequence", "waits_for"]

@@ -39,6 +39,8 @@ EXAMPLES: Mapping[str, str] = {
     "rate": '@task(rate="100/m")',
     "max_running": "@task(max_running=1)",
     "limit_key": '@task(max_running=1, limit_key=lambda user, text: f"user {user}")',
+    "sequence": '@task(sequence=lambda user, text: f"user {user}")',
+    "sequence_on_failure": '@task(sequence="ledger", sequence_on_failure="halt")',
     "cron": '@task(cron="0 3 * * MON-FRI")',
     "tz": '@task(cron="0 3 * * *", tz="Europe/Berlin")',
     "interval": "@task(interval=30)",
@@ -111,6 +113,11 @@ A task that has ended is stored for this long with its result, and is then delet
     "limit_key": """\
 `rate` and `max_running` apply across all workers, to all tasks with the same key; without a key, to all tasks of the function.
 `limit_key="smtp"` in several functions makes them share one limit; a function of the arguments makes one limit for each user, host or tenant.""",
+    "sequence": """\
+The next task of the key can be claimed with the step that ends the one before: whatever its priority, its eta and its retries. Tasks of
+different functions and queues may share a key. See [Fairness and order](../guides/fairness-and-order.md#events-of-one-customer-in-order).""",
+    "sequence_on_failure": """\
+With `halt`, a task that has failed for good holds the others of its key until its dead letter is retried or deleted.""",
     "interval": """\
 In `options(…)`, `interval` and `cron` make one task that repeats under one id: with `interval`, the next run is due one interval after the
 last one ended. `get_result` returns the newest result. In `@task(…)` and `schedules.add(…)` they make a

@@ -115,6 +115,8 @@ def test_all_options_can_be_given_together():
         rate="1/s",
         max_running=2,
         limit_key=lambda tenant: str(tenant),
+        sequence=lambda tenant: str(tenant),
+        sequence_on_failure="halt",
         cron="0 3 * * *",
         tz="Europe/Berlin",
         expires=60,
@@ -123,7 +125,7 @@ def test_all_options_can_be_given_together():
         metadata={"a": 1},
     )
 
-    assert len(options.given()) == 16
+    assert len(options.given()) == 18
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,10 @@ def test_all_options_can_be_given_together():
         {"rate": 10},
         {"limit_key": "tenant"},
         {"limit_key": 5, "rate": "1/s"},
+        {"sequence": 5},
+        {"sequence": ""},
+        {"sequence": "k", "sequence_on_failure": "stop"},
+        {"sequence_on_failure": "halt"},
         {"unique": 5},
         {"unique": ""},
         {"cron": " "},

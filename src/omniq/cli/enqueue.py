@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from omniq.cli import output
 from omniq.cli.command import Argument, Option
@@ -24,7 +24,7 @@ from omniq.scheduling.schedules import check_call
 from omniq.settings import Settings
 from omniq.tasks.function_lookup import MARKED
 from omniq.tasks.functions import resolve, why_not_elsewhere
-from omniq.tasks.options import option_help
+from omniq.tasks.options import SequenceOnFailure, option_help
 from omniq.tasks.passed_functions import PASSED
 from omniq.worker.import_path import use_current_folder
 from omniq.worker.process.module_import import import_with_tasks
@@ -74,6 +74,17 @@ def enqueue(
     unique: Annotated[
         str | None, Option("--unique", metavar="KEY", help=option_help("unique"))
     ] = None,
+    sequence: Annotated[
+        str | None, Option("--sequence", metavar="KEY", help=option_help("sequence"))
+    ] = None,
+    sequence_on_failure: Annotated[
+        str | None,
+        Option(
+            "--sequence-on-failure",
+            metavar="continue|halt",
+            help=option_help("sequence_on_failure"),
+        ),
+    ] = None,
     task_id: Annotated[str | None, Option("--id", help=option_help("task_id"))] = None,
     task_type: Annotated[
         str | None, Option("--task-type", metavar="TYPE", help=option_help("task_type"))
@@ -113,6 +124,8 @@ def enqueue(
         "retry": parse_retry("--retry", retry),
         "expires": parse_duration("--expires", expires),
         "unique": unique,
+        "sequence": sequence,
+        "sequence_on_failure": cast(SequenceOnFailure | None, sequence_on_failure),
         "task_id": task_id,
         "task_type": task_type,
         "version": version,

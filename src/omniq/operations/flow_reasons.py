@@ -31,24 +31,49 @@ async def flow_reasons(storage: BaseStorage, task: Task) -> list[Reason]:
     if workflow.kind == "event":
         return [await _event_reason(storage, task)]
     sources = await storage.sources_of(task.id)
+    reasons: list[Reason] = []
+    if workflow.follows is not None:
+        reasons.append(await _sequence_reason(storage, workflow.sequence or "", workflow.follows))
+    ids = [source.id for source in sources if source.id != workflow.follows]
     if not sources:
-        return []
-    ids = [source.id for source in sources]
+        return reasons
     circle = await _circle(storage, task.id)
     if circle:
         text = f"These wait for one another, so that none of them ends: {' -> '.join(circle)}"
         hint = f"omniq tasks cancel {shlex.quote(task.id)}"
         return [Reason(code="waits_in_circle", text=text, hint=hint, facts={"circle": circle})]
+    if not ids:
+        return reasons
     if len(ids) == 1:
         other = await storage.get_task(ids[0])
         if other is not None and other.workflow is not None and other.workflow.kind == "event":
-            return [await _event_reason(storage, other)]
+            return [*reasons, await _event_reason(storage, other)]
     named = ", ".join(ids[:_MAX_NAMED]) + (" …" if len(ids) > _MAX_NAMED else "")
     enough = workflow.needs - workflow.holds
     text = f"It waits for {enough} of {len(ids)} others: {named}"
     until = task.eta if workflow.on else None
     hint = f"omniq explain {shlex.quote(ids[0])}"
-    return [Reason(code="waits_for", text=text, until=until, hint=hint, facts={"ids": ids[:100]})]
+    facts = {"ids": ids[:100]}
+    return [*reasons, Reason(code="waits_for", text=text, until=until, hint=hint, facts=facts)]
+
+
+async def _sequence_reason(storage: BaseStorage, key: str, before: str) -> Reason:
+    """Why a task that is not the first of its sequence waits."""
+    facts = {"sequence": key, "follows": before}
+    if not before:
+        text = (
+            f"It is in the sequence {key!r}: it was enqueued in a transaction, and the maintenance of "
+            "the next worker gives it its place"
+        )
+        return Reason(code="waits_in_sequence", text=text, hint="start a worker", facts=facts)
+    quoted = shlex.quote(before)
+    if await storage.get_dead(before) is not None:
+        text = f"The task before it in the sequence {key!r}, {before}, has failed for good and halts it"
+        hint = f"omniq dead retry {quoted}, or omniq dead delete {quoted}"
+        return Reason(code="sequence_halted", text=text, hint=hint, facts=facts)
+    text = f"It is in the sequence {key!r} and runs after {before}"
+    hint = f"omniq explain {quoted}"
+    return Reason(code="waits_in_sequence", text=text, hint=hint, facts=facts)
 
 
 async def _event_reason(storage: BaseStorage, event: Task) -> Reason:

@@ -46,6 +46,7 @@ from omniq.tasks.context import TaskContext
 from omniq.tasks.durations import Duration, instant_before, seconds_of
 from omniq.tasks.flow import Flow
 from omniq.tasks.import_guard import is_importing, refuse_enqueue
+from omniq.tasks.options import SequenceOnFailure
 from omniq.tasks.task_builder import (
     NO_OPTIONS,
     CallOptions,
@@ -103,6 +104,8 @@ class EnqueueOptions(TypedDict, total=False):
     rate: str | tuple[int, Duration] | None
     max_running: int | None
     limit_key: str | Callable[..., str] | None
+    sequence: str | Callable[..., str] | None
+    sequence_on_failure: SequenceOnFailure | None
 
 
 class AsyncEnqueuer:

@@ -45,7 +45,7 @@ from omniq.tasks.declared_schedules import Cron, DeclaredSchedule, Interval
 from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import functions_in, options_of, own_path_of, path_of
-from omniq.tasks.options import refuse_unknown
+from omniq.tasks.options import SequenceOnFailure, refuse_unknown
 from omniq.tasks.task_builder import TaskBuilder, call_options
 
 Ts = TypeVarTuple("Ts")
@@ -92,6 +92,8 @@ class ScheduleOptions(TypedDict, total=False):
     rate: str | tuple[int, Duration] | None
     max_running: int | None
     limit_key: str | Callable[..., str] | None
+    sequence: str | Callable[..., str] | None
+    sequence_on_failure: SequenceOnFailure | None
 
 
 class AsyncSchedules:

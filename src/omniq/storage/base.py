@@ -279,6 +279,9 @@ class BaseStorage(Flows):
         E4. Bad values raise `InvalidTask` and nothing is written, on every backend alike.
         E5. With `max_pending` waiting tasks, `QueueFull` is raised and nothing is written.
         E6. The task that a claim returns equals the task that was enqueued.
+        E10. Tasks with one `sequence` run one at a time, in the order of their enqueue, whatever their priority,
+            eta, retries and sleeps. The step that ends one makes the next one claimable, whichever waiting
+            ones have ended in between; a dead letter of a task that `halts` holds the others.
         """
         return (await self.enqueue_many((task,)))[0]
 

@@ -149,6 +149,7 @@ class Engine(FlowEngine):
             if changes.inserted:
                 flow = FlowInsertion(changes, known, section.now)
                 flow.plan(under, in_transaction=is_within)
+                await flow.join_sequences(section, in_transaction=is_within)
                 hit("flow_insertion.before")
                 await section.write(changes)
                 self.has_work = self.has_work or (flow.has_work and not is_within)

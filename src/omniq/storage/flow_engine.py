@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -37,6 +38,7 @@ from omniq.storage.release_waiters import (
     work_change,
 )
 from omniq.storage.row_rules import FinishedRow, Row, Workflow
+from omniq.storage.sequences import Sequences
 from omniq.storage.side_engine import SideEngine, atomic
 from omniq.storage.step import Step
 
@@ -44,7 +46,7 @@ _BELOW = 200
 """The number of records below another that one step cancels or deletes."""
 
 _WORK_READ = 100
-_SHORT, _IN_TURN = ("release/", "settle/"), 4
+_SHORT, _IN_TURN = ("release/", "settle/", "join/"), 4
 """The actions that a worker may do in its turn before it claims, and how many of them."""
 _LATER = 60_000_000
 """Microseconds after which the deletion of records that are still live is retried."""
@@ -107,7 +109,9 @@ class FlowEngine(SideEngine):
             return
         step = self._step(section)
         step.ends.resume(stored, work if work is not None and work.action == "release" else None)
-        if work is not None and work.action in ("settle", "expire"):
+        if work is not None and work.action == "join":
+            await step.ends.join_sequences(work.sources)
+        elif work is not None and work.action in ("settle", "expire"):
             await step.read([work.id])
             row = step.live(work.id)
             if row is not None:
@@ -315,8 +319,8 @@ class FlowEngine(SideEngine):
         }
         unread = [each for each in parents | sources if each not in found]
         found |= await section.load(unread, bodies=True)
-        step = Revival(section.now, found, revived)
-        await section.write(step.changes(root_id, ended, parents))
+        step = Revival(section, found, revived)
+        await section.write(await step.changes(root_id, ended, parents))
         return True
 
     # Retention
@@ -398,8 +402,9 @@ class FlowEngine(SideEngine):
 class Revival:
     """The changes that make ended records live again."""
 
-    def __init__(self, now: int, found: dict[str, Record], revived: set[str]) -> None:
-        self._now = now
+    def __init__(self, section: Section, found: dict[str, Record], revived: set[str]) -> None:
+        self._section = section
+        self._now = section.now
         self._found = found
         self._revived = revived
         self._inserted: dict[str, Row] = {}
@@ -408,7 +413,7 @@ class Revival:
         self._dead: list[str] = []
         self._documents: list[DocumentChange] = []
 
-    def changes(self, root_id: str, ended: dict[str, Record], parents: set[str]) -> Changes:
+    async def changes(self, root_id: str, ended: dict[str, Record], parents: set[str]) -> Changes:
         """Make the ended records live, and those of their parents that have ended."""
         for task_id in dict.fromkeys((root_id, *parents, *ended)):
             record = self._found.get(task_id)
@@ -427,6 +432,11 @@ class Revival:
                 # A group that is made live counts as a member of its parent again.
                 self._join(row)
         self._connect(ended)
+        sequences = Sequences(self._section, self)
+        await sequences.rejoin(
+            sorted(map(self._inserted.__getitem__, ended), key=attrgetter("seq"))
+        )
+        self._documents += sequences.changes()
         return Changes(
             inserted=list(self._inserted.values()),
             updated=list(self._updated.values()),
@@ -434,6 +444,22 @@ class Revival:
             deleted_finished=self._deleted,
             deleted_dead=self._dead,
         )
+
+    async def read(self, ids: Iterable[str], /) -> None:
+        """Read these rows, as far as they were not read yet."""
+        unread = [each for each in dict.fromkeys(ids) if each not in self._found]
+        self._found |= await self._section.load(unread)
+
+    def live(self, task_id: str, /) -> Row | None:
+        """A row that is made live, or was read and has not ended."""
+        record = self._found.get(task_id)
+        known = record.row if record is not None and record.is_live else None
+        return self._inserted.get(task_id, known)
+
+    def update(self, row: Row, /) -> None:
+        """Write a row that lives already."""
+        if row.id not in self._inserted:
+            self._updated[row.id] = row
 
     def _put_back(self, task_id: str, record: Record) -> None:
         row = copy.copy(record.row)

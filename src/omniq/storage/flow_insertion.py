@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from omniq.errors import InvalidTask, StaleClaim
 from omniq.models import TaskStatus
-from omniq.storage.backend import Changes, DocumentChange, Record
+from omniq.storage import row_rules
+from omniq.storage.backend import Changes, DocumentChange, Record, Section
 from omniq.storage.release_waiters import FLOW_WORK, Edge, FlowWork, add_edges, work_change
 from omniq.storage.row_rules import Row, Workflow
+from omniq.storage.sequences import UNKNOWN, Sequences, key_of
 
 MAX_SOURCES = 1_000
 """The most records that one task may wait for."""
@@ -59,6 +61,11 @@ def check_batch(rows: Sequence[Row]) -> None:
             raise InvalidTask(f"task {row.id}: it waits for the same task twice")
         if row.repeats and (sources or workflow.parent):
             raise InvalidTask(f"task {row.id}: a repeating task cannot be part of a workflow")
+        if row.repeats and workflow.sequence is not None:
+            raise InvalidTask(
+                f"task {row.id}: a repeating task never ends, so it cannot be part of a sequence; "
+                "use a schedule, which enqueues a task for each time"
+            )
         for source in sources:
             if source == row.id or (
                 row.id.startswith(f"{source}.") and _is_above(source, row, by_id)
@@ -82,6 +89,7 @@ def _is_above(source: str, row: Row, by_id: Mapping[str, Row]) -> bool:
 
 def _check_circles(by_id: Mapping[str, Row]) -> None:
     """Raise `InvalidTask` with the path of a cycle among the rows."""
+    before = _before_in_sequence(by_id)
     done: set[str] = set()
     for first in by_id:
         path: dict[str, None] = {}
@@ -100,15 +108,32 @@ def _check_circles(by_id: Mapping[str, Row]) -> None:
                 continue
             path[task_id] = None
             stack.append((task_id, True))
-            stack += [(each, False) for each in (*row.workflow.after, *row.workflow.after_any)]
+            sources = *row.workflow.after, *row.workflow.after_any, *before.get(task_id, ())
+            stack += [(each, False) for each in sources]
+
+
+def _before_in_sequence(by_id: Mapping[str, Row]) -> dict[str, tuple[str, ...]]:
+    """The row of the batch that each row of a sequence waits for."""
+    before: dict[str, tuple[str, ...]] = {}
+    last: dict[str, str] = {}
+    for row in by_id.values():
+        key = key_of(row)
+        if key is not None:
+            before[row.id] = (last[key],) if key in last else ()
+            last[key] = row.id
+    return before
 
 
 class FlowInsertion:
     """Adds the edges and the changed parents to an insertion."""
 
+    _section: Section
+    _key_above: str | None = None
+    """The sequence of the running task whose claim the rows are inserted under."""
+
     def __init__(self, changes: Changes, known: Mapping[str, Record], now: int) -> None:
         self._changes = changes
-        self._known = known
+        self._known = dict(known)
         self._now = now
         self._fresh = {row.id: row for row in changes.inserted}
         self._updated: dict[str, Row] = {}
@@ -129,19 +154,52 @@ class FlowInsertion:
         self._changes.documents += documents
         self._changes.updated = list(self._updated.values())
 
+    async def join_sequences(self, section: Section, *, in_transaction: bool) -> None:
+        """Add the rows behind all others of their sequences."""
+        rows = [row for row in self._changes.inserted if key_of(row) is not None]
+        if in_transaction and rows:
+            # The last of them may be running: its row must not be locked until the caller commits.
+            for row in rows:
+                row_rules.follow(row, UNKNOWN)
+            ids = tuple(row.id for row in rows)
+            self._add_work(FlowWork(action="join", id=ids[0], sources=ids))
+        elif rows:
+            self._section = section
+            sequences = Sequences(section, self)
+            await sequences.join(rows)
+            self._changes.documents += sequences.changes()
+            self._changes.updated = list(self._updated.values())
+
+    async def read(self, ids: Iterable[str], /) -> None:
+        """Read these rows, as far as they were not read yet."""
+        unread = [each for each in dict.fromkeys(ids) if each not in self._known]
+        if unread:
+            self._known |= await self._section.load(unread)
+
+    def live(self, task_id: str, /) -> Row | None:
+        """A row that is new, or was read and has not ended."""
+        record = self._known.get(task_id)
+        return record.row if record is not None and record.is_live else None
+
+    def update(self, row: Row, /) -> None:
+        """Write a row that was stored before."""
+        self._updated[row.id] = row
+        self._changes.checked = [each for each in self._changes.checked if each.id != row.id]
+
     def _check_claim(self, under: Under) -> None:
         record = self._known.get(under.task_id)
         row = None if record is None or not record.is_live else record.row
         if row is None or (row.owner, row.token) != (under.owner, under.token):
             raise StaleClaim(under.task_id, under.token)
+        self._key_above = key_of(row)
         if under.task_id not in self._updated:
             self._changes.checked = [row]
 
     def _change(self, task_id: str) -> Row:
         """A stored row, to be changed. Its outcome is then recorded by the rules, not by a fast path."""
-        row = self._updated[task_id] = self._known[task_id].row
+        row = self._known[task_id].row
         row.attached = True
-        self._changes.checked = [each for each in self._changes.checked if each.id != task_id]
+        self.update(row)
         return row
 
     def _join(self, row: Row, in_transaction: bool) -> None:
@@ -166,6 +224,11 @@ class FlowInsertion:
                 raise InvalidTask(f"task {row.id}: its parent {parent_id} is cancelled")
             parent = self._change(parent_id)
         workflow = parent.workflow or Workflow()
+        if key_of(row) is not None and key_of(row) in (workflow.sequence, self._key_above):
+            raise InvalidTask(
+                f"task {row.id}: it is in the sequence of its parent {parent_id}, which ends only after it; "
+                "enqueue it without waiting for it, or give it another sequence"
+            )
         if workflow.is_stopped:
             raise InvalidTask(f"task {row.id}: its parent {parent_id} is cancelled")
         parent.workflow = replace(

@@ -173,9 +173,11 @@ class Flows(SideData):
         if record is None or not record.is_live:
             return []
         workflow = record.row.workflow or Workflow()
-        if workflow.needs <= workflow.holds:
-            return []
-        wanted = workflow.on or (*workflow.after, *workflow.after_any)
+        wanted: tuple[str, ...] = ()
+        if workflow.needs > workflow.holds:
+            wanted = workflow.on or (*workflow.after, *workflow.after_any)
+        if workflow.follows:
+            wanted += (workflow.follows,)
         found = await self._opened.records(wanted)
         sources = [
             Source(
@@ -185,7 +187,11 @@ class Flows(SideData):
             )
             for each in wanted
         ]
-        return [source for source in sources if not _is_satisfied(source)]
+        return [
+            source
+            for source in sources
+            if source.id == workflow.follows or not _is_satisfied(source)
+        ]
 
 
 def _is_satisfied(source: Source) -> bool:

@@ -25,6 +25,7 @@ from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage import row_rules
 from omniq.storage.backend import ANY, Document, DocumentChange
 from omniq.storage.row_rules import Row, Workflow
+from omniq.storage.sequences import Sequences, key_of
 
 if TYPE_CHECKING:
     from omniq.storage.step import Step
@@ -57,10 +58,11 @@ class FlowWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `release`: it has ended with `status`, and the documents with its edges from number `first` up to `edges` remain;
     `of` begins their keys. `settle`: it waits for `sources`, but the edges are not stored yet. `cancel` and `purge`:
-    cancel or delete all records below it. `expire`: end it if it has not ended.
+    cancel or delete all records below it. `expire`: end it if it has not ended. `join`: it and the others of `sources`
+    were enqueued in a caller's transaction, and are not in their sequences yet.
     """
 
-    action: Literal["release", "settle", "cancel", "expire", "purge"]
+    action: Literal["release", "settle", "cancel", "expire", "purge", "join"]
     id: str
     of: str = ""
     status: TaskStatus = TaskStatus.SUCCESS
@@ -112,6 +114,7 @@ class Ends:
         self._edges: dict[str, DocumentChange] = {}
         self._work: dict[str, DocumentChange] = {}
         self._moves = 0
+        self.sequences = Sequences(step.section, step)
         self.covers_below = False
         """Whether the step is one of several that cancel all records below another."""
         self.has_released = False
@@ -128,6 +131,17 @@ class Ends:
     def begin_wait(self, row: Row, sources: tuple[str, ...]) -> None:
         """Let a row wait for those of these records that have not ended. The row counts all of them as needed."""
         self._waits.append((row, sources))
+
+    async def join_sequences(self, ids: tuple[str, ...]) -> None:
+        """Add rows that were enqueued in a caller's transaction to their sequences."""
+        await self._step.read(ids)
+        rows = [row for each in ids if (row := self._step.live(each)) is not None]
+        await self.sequences.join(rows)
+        for row in rows:
+            if not row_rules.is_waiting(row):
+                row_rules.release(row, self._step.now)
+                self.has_released = True
+            self._step.update(row)
 
     def resume(self, document: Document, work: FlowWork | None) -> None:
         """Delete the document, and release the records that wait for its source, if it has one."""
@@ -160,10 +174,14 @@ class Ends:
 
     def changes(self) -> list[DocumentChange]:
         """The documents that have changed."""
-        return [*self._edges.values(), *self._work.values()]
+        return [*self._edges.values(), *self._work.values(), *self.sequences.changes()]
 
     async def _leave_parents(self) -> None:
         ended, self._ended = self._ended, []
+        if [row for row in ended if key_of(row) is not None]:
+            dead = frozenset(row.id for row in ended if self._step.is_dead(row.id))
+            await self.sequences.leave(ended, dead)
+            self.has_released = self.has_released or bool(self.sequences.released)
         step, parents = self._step, [row.workflow.parent for row in ended if row.workflow]
         await step.read([parent for parent in parents if parent is not None])
         for row, parent_id in zip(ended, parents, strict=True):

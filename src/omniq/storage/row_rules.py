@@ -80,8 +80,10 @@ class Workflow(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, gc
     that belong to it, `size` that of all it ever had; of a group, `failed` did not succeed. A group that is
     `is_open` gets more of them. With `stops`, the first that fails makes it cancel the others, and `is_stopped`.
     `result` is the encoded result of a task that has returned and whose children are still live. A task that
-    `survives` is not cancelled with its parent. `fair` and
-    `sequence` are keys that decide its `turn`.
+    `survives` is not cancelled with its parent.
+
+    Of the tasks with one `sequence`, each waits for the one that it `follows` ('' until that is known), and knows
+    the one that it is `followed_by`. With `halts`, its dead letter holds the next one.
     """
 
     kind: Literal["task", "event", "group"] = "task"
@@ -104,8 +106,10 @@ class Workflow(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, gc
     is_stopped: bool = False
     result: bytes | None = None
     survives: bool = False
-    fair: str | None = None
     sequence: str | None = None
+    halts: bool = False
+    follows: str | None = None
+    followed_by: str | None = None
 
 
 class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -270,6 +274,8 @@ def _join_workflow(row: Row, given: TaskWorkflow) -> None:
         is_open=given.is_open,
         stops=given.stops,
         survives=given.survives,
+        sequence=given.sequence,
+        halts=given.halts,
     )
     if given.parent is not None:
         row.result_ttl = KEPT
@@ -281,15 +287,20 @@ def is_part_of(row: Row, given: TaskWorkflow) -> bool:
     """Whether the row belongs to the record that its task was enqueued with, and waits as it says."""
     workflow = row.workflow
     return workflow is not None and (
-        (workflow.kind, workflow.parent, workflow.after, workflow.after_any)
-        == (given.kind, given.parent, given.after, given.after_any)
+        (workflow.kind, workflow.parent, workflow.after, workflow.after_any, workflow.sequence)
+        == (given.kind, given.parent, given.after, given.after_any, given.sequence)
+        and workflow.halts == given.halts
     )
 
 
 def is_waiting(row: Row) -> bool:
     """Whether the row waits for the ends of others."""
     workflow = row.workflow
-    return workflow is not None and workflow.needs > workflow.holds and row.owner is None
+    return (
+        workflow is not None
+        and (workflow.needs > workflow.holds or workflow.follows is not None)
+        and row.owner is None
+    )
 
 
 def may_run(row: Row) -> bool:
@@ -297,7 +308,9 @@ def may_run(row: Row) -> bool:
     workflow = row.workflow
     if workflow is None:
         return True
-    return workflow.kind == "task" and (workflow.needs <= workflow.holds or bool(workflow.on))
+    if workflow.kind != "task" or workflow.follows is not None:
+        return False
+    return workflow.needs <= workflow.holds or bool(workflow.on)
 
 
 def is_changeable(row: Row) -> bool:
@@ -349,6 +362,19 @@ def begin_wait(row: Row, on: tuple[str, ...], enough: int | None) -> None:
         eta=None,
         has_run=True,
     )
+
+
+def follow(row: Row, task_id: str | None) -> None:
+    """Have a row wait for that task of its sequence; None: for none any more."""
+    row.workflow = msgspec.structs.replace(row.workflow or Workflow(), follows=task_id)
+    if task_id is not None:
+        hide(row, row.expires)
+
+
+def be_followed(row: Row, task_id: str | None) -> None:
+    """Note which task of its sequence waits for the row."""
+    row.workflow = msgspec.structs.replace(row.workflow or Workflow(), followed_by=task_id)
+    row.attached = True
 
 
 def put_back(row: Row) -> None:
@@ -471,6 +497,7 @@ def _shown_workflow(workflow: Workflow, given: TaskWorkflow | None) -> TaskWorkf
         failed=workflow.failed,
         is_open=workflow.is_open,
         has_returned=workflow.result is not None,
+        follows=workflow.follows,
     )
 
 

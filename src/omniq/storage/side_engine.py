@@ -49,6 +49,7 @@ from omniq.storage.backend import (
     Section,
 )
 from omniq.storage.claim import PAUSED_QUEUE
+from omniq.storage.flow_insertion import FlowInsertion
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.gate_states import decode_gate
 from omniq.storage.insertion import insertion, read_unique_keys
@@ -68,6 +69,7 @@ from omniq.storage.sealed_documents import (
     older_schedule,
     whole_schedule,
 )
+from omniq.storage.sequences import LoadedRows, Sequences, key_of
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS
 from omniq.storage.types import Action, Identity, PendingHook, WorkerAnswer, WorkerRequest
 from omniq.storage.worker_requests import (
@@ -266,12 +268,17 @@ class SideEngine:
             row.attached = True
             documents = keys.hold(row)
             documents.append(DocumentChange(HOOK, task_id, ANY, None))
+            others = LoadedRows(section, [] if parent is None else [parent])
+            if key_of(row) is not None:
+                sequences = Sequences(section, others)
+                await sequences.rejoin([row])
+                documents += sequences.changes()
             if from_start:
                 documents.append(DocumentChange(CHECKPOINT, task_id, ANY, None))
             await section.write(
                 Changes(
                     inserted=[row],
-                    updated=[] if parent is None else [parent],
+                    updated=list(others.updated.values()),
                     bound=self._max_pending,
                     documents=documents,
                     deleted_finished=[task_id] if record.finished is not None else (),
@@ -309,18 +316,27 @@ class SideEngine:
 
         If one was retried meanwhile, its checkpoint is that of a live task.
         """
-        dead = [
-            task_id
+        dead = {
+            task_id: record.row
             for task_id, record in (await section.load(ids)).items()
             if record.letter is not None and letter_matches(record.letter, query)
-        ]
+        }
         if dead:
+            others = LoadedRows(section)
+            sequences = Sequences(section, others)
+            await sequences.let_go(list(dead.values()))
             documents = [
                 DocumentChange(kind, task_id, ANY, None)
                 for kind in (CHECKPOINT, HOOK)
                 for task_id in dead
             ]
-            await section.write(Changes(deleted_dead=dead, documents=documents))
+            await section.write(
+                Changes(
+                    updated=list(others.updated.values()),
+                    deleted_dead=list(dead),
+                    documents=documents + sequences.changes(),
+                )
+            )
         return len(dead)
 
     async def get_dead(self, task_id: str) -> tuple[StoredLetter, Row] | None:
@@ -544,6 +560,9 @@ class SideEngine:
         if row is not None and await section.record(row.id) is None:
             keys = await read_unique_keys(section, [row], self._seals)
             changes, _ = insertion([row], self._max_pending, keys=keys)
+            if changes.inserted and row.workflow is not None:
+                flow = FlowInsertion(changes, {}, section.now)
+                await flow.join_sequences(section, in_transaction=False)
         changes.documents.append(self._schedule(stored, advanced, self._next_version(version)))
         await section.write(changes)
         return True

@@ -96,6 +96,11 @@ class Step:
         """Return a row that was read and has not ended, or None."""
         return self._live.get(task_id)
 
+    def is_dead(self, task_id: str) -> bool:
+        """Whether the row became a dead letter in this step."""
+        ended = self._ended.get(task_id)
+        return ended is not None and ended.letter is not None
+
     async def holds_suspect(self, owner: str) -> bool:
         """Whether the owner holds a suspect, after the outcomes of this step."""
         for row in await self.section.held([owner], only_suspects=True):

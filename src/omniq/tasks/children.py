@@ -297,7 +297,7 @@ class ChildTasks:
             task,
             id=task_id,
             unique=None,
-            workflow=TaskWorkflow(parent=parent),
+            workflow=msgspec.structs.replace(task.workflow or TaskWorkflow(), parent=parent),
             queue=task.queue if task.queue != "default" else self._task.queue,
         )
 

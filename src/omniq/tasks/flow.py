@@ -400,12 +400,15 @@ class Flow(NodeAdder):
         expires: datetime | None,
     ) -> Task:
         task = build_node(builder, node.func, args, node.kwargs, node.call, now, f"{flow_id}.")
+        given = task.workflow or TaskWorkflow()
         workflow = TaskWorkflow(
             parent=parent,
             after=tuple(f"{flow_id}.{name}" for name in node.after),
             after_any=tuple(f"{flow_id}.{name}" for name in node.after_any),
-            refs=task.workflow.refs if task.workflow is not None else (),
+            refs=given.refs,
             undo=node.undo,
+            sequence=given.sequence,
+            halts=given.halts,
         )
         if task.interval is not None or task.cron is not None:
             raise InvalidTask(f"node {node.name!r}: a task that repeats cannot be a node of a flow")
@@ -474,7 +477,9 @@ def build_node(
     refs: list[Ref] = []
     stored = tuple(_stored(each, (at,), prefix, refs) for at, each in enumerate(task.args))
     named = {name: _stored(each, (name,), prefix, refs) for name, each in task.kwargs.items()}
-    workflow = TaskWorkflow(refs=tuple(refs)) if refs else None
+    workflow = task.workflow
+    if refs:
+        workflow = msgspec.structs.replace(workflow or TaskWorkflow(), refs=tuple(refs))
     return msgspec.structs.replace(task, args=stored, kwargs=named, workflow=workflow)
 
 

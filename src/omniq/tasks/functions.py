@@ -46,7 +46,14 @@ from omniq.tasks.function_lookup import (
     marked_methods,
     why_unfit,
 )
-from omniq.tasks.options import Executor, Hook, SuccessHook, TaskOptions, check_options
+from omniq.tasks.options import (
+    Executor,
+    Hook,
+    SequenceOnFailure,
+    SuccessHook,
+    TaskOptions,
+    check_options,
+)
 from omniq.tasks.passed_functions import PASSED, PassedFunctions
 from omniq.tasks.versions import Upcasters
 
@@ -76,6 +83,8 @@ def task(
     rate: str | tuple[int, Duration] | None = ...,
     max_running: int | None = ...,
     limit_key: str | Callable[..., str] | None = ...,
+    sequence: str | Callable[..., str] | None = ...,
+    sequence_on_failure: SequenceOnFailure | None = ...,
     cron: str | None = ...,
     tz: str | None = ...,
     interval: Duration | None = ...,

@@ -38,6 +38,9 @@ from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.versions import FIRST_VERSION, Upcasters, check_upcasters, checked_upcasters
 
 Executor = Literal["async", "thread", "process"]
+SequenceOnFailure = Literal["continue", "halt"]
+"""Whether the next task of a sequence runs after one has failed for good."""
+
 Hook = Callable[[Task, TaskError], Any]
 """A function, sync or async, that is called with a task and its error after a failure."""
 
@@ -82,7 +85,7 @@ class TaskOptions:
     """How tasks of a function are enqueued unless the call says otherwise. None: not given.
 
     Durations are seconds. `retry` is a backoff, or a list of delays; a `timeout` of `NO_TIMEOUT` is no
-    limit. `rate` is (count, seconds); `expires` counts from the enqueue; `unique` and `limit_key` are
+    limit. `rate` is (count, seconds); `expires` counts from the enqueue; `unique`, `limit_key` and `sequence` are
     keys, or functions that make a key from the arguments.
     """
 
@@ -97,6 +100,8 @@ class TaskOptions:
     rate: tuple[int, float] | None = None
     max_running: int | None = None
     limit_key: str | Callable[..., str] | None = None
+    sequence: str | Callable[..., str] | None = None
+    sequence_on_failure: SequenceOnFailure | None = None
     cron: str | None = None
     tz: str | None = None
     interval: float | None = None
@@ -150,6 +155,8 @@ def _check_together(given: dict[str, Any]) -> None:
     """Refuse options that contradict each other; add what one option says for another."""
     if "limit_key" in given and not ("rate" in given or "max_running" in given):
         raise InvalidTask("limit_key: give rate or max_running as well, or nothing is limited")
+    if "sequence_on_failure" in given and "sequence" not in given:
+        raise InvalidTask("sequence_on_failure: give sequence as well, or there is none")
     if isinstance(delays := given.get("retry"), tuple):
         count = given.setdefault("max_retries", len(delays))
         if count != len(delays):
@@ -235,6 +242,14 @@ def _label(name: str, value: Any) -> Any:
 def _executor(_: str, value: Any) -> Any:
     if value not in get_args(Executor):
         raise InvalidTask(f"executor {value!r}: expected one of {', '.join(get_args(Executor))}")
+    return value
+
+
+def _on_failure(name: str, value: Any) -> Any:
+    if value not in get_args(SequenceOnFailure):
+        raise InvalidTask(
+            f"{name} {value!r}: expected one of {', '.join(get_args(SequenceOnFailure))}"
+        )
     return value
 
 
@@ -463,6 +478,21 @@ OPTIONS: Mapping[str, Option] = {
             faces=_IN_PYTHON,
             help="Tasks with the same key share rate and max_running.",
             check=_key,
+        ),
+        Option(
+            "sequence",
+            type="str, or function of the arguments",
+            faces=_NOT_ADD,
+            help="Run the tasks with this key one at a time, in the order of their enqueue.",
+            check=_key,
+        ),
+        Option(
+            "sequence_on_failure",
+            type="continue or halt",
+            default="continue",
+            faces=_NOT_ADD,
+            help="Whether the next task of the sequence runs after one has failed for good.",
+            check=_on_failure,
         ),
         Option(
             "cron",

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from omniq.clock import Clock
 from omniq.cron import next_run
 from omniq.errors import InvalidTask
@@ -265,7 +267,7 @@ class TaskBuilder:
             breakers=given.get("breaker", ()),
             task_type=given.get("task_type"),
             version=given.get("version", 1),
-            workflow=call.workflow,
+            workflow=_workflow(call.workflow, passed, given),
             metadata=dict(given.get("metadata", {})),
             secrets=given["secrets"],
             created_at=now,
@@ -294,6 +296,22 @@ def _stored_options(func: Callable[..., Any]) -> dict[str, Any]:
     """The options of `@task` that decide what is stored; the others are for the worker."""
     given = options_of(func).given()
     return {name: value for name, value in given.items() if name not in _FOR_WORKERS}
+
+
+def _workflow(
+    given: TaskWorkflow | None, passed: _Call, options: Mapping[str, Any]
+) -> TaskWorkflow | None:
+    """What the call waits for, and the sequence that it is in."""
+    key = options.get("sequence")
+    if key is None:
+        return given
+    if callable(key):
+        key = _make_key("sequence", key, passed)
+    return msgspec.structs.replace(
+        given or TaskWorkflow(),
+        sequence=key,
+        halts=options.get("sequence_on_failure") == "halt",
+    )
 
 
 def _limits(path: str, passed: _Call, given: Mapping[str, Any]) -> tuple[Limit, ...]:

@@ -50,7 +50,16 @@ def some_tasks(ids: Iterable[str], /, **fields: Any) -> list[Task]:
     return [a_task(task_id, **fields) for task_id in ids]
 
 
-_OF_WORKFLOW = ("kind", "parent", "after", "after_any", "is_open", "stops")
+_OF_WORKFLOW = (
+    "kind",
+    "parent",
+    "after",
+    "after_any",
+    "is_open",
+    "stops",
+    "sequence",
+    "halts",
+)
 
 
 def a_member(task_id: str, /, **fields: Any) -> Task:

@@ -200,7 +200,7 @@ class Server(ABC):
             "command": self._command(),
             "stop": int(self._stop_signals[0]),
             "stop_at_once": int(self._stop_signals[1]),
-            "identity": self._identity(),
+            "identity": self.identity(),
         }
         # In a new session, so that Ctrl-C reaches only the tests; the supervisor notices their end.
         with self._log.open("ab") as log:
@@ -223,7 +223,7 @@ class Server(ABC):
             return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
         return "(no log)"
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Return the user that the server runs as, as arguments of `subprocess`."""
         return {}
 
@@ -256,7 +256,7 @@ class PostgresServer(Server):
         version: int = 18,
     ) -> None:
         super().__init__(durable=durable, options=options, folder=folder)
-        self._install = postgres_install(version)
+        self.install = postgres_install(version)
 
     @property
     def url(self) -> str:
@@ -272,7 +272,7 @@ class PostgresServer(Server):
     def database_url(self, name: str) -> str:
         return f"postgresql://{_USER}:{self.password}@127.0.0.1:{self.port}/{name}"
 
-    def _identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         # PostgreSQL refuses to run as root.
         if os.geteuid() != 0:
             return {}
@@ -280,15 +280,15 @@ class PostgresServer(Server):
         return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
     def _create(self) -> None:
-        identity = self._identity()
+        identity = self.identity()
         if identity:
             os.chown(self._folder, identity["user"], identity["group"])
-            self._install = readable_install(self._install, self._folder, identity)
+            self.install = readable_install(self.install, self._folder, identity)
         templates = os.environ.get("OMNIQ_TEST_POSTGRES_TEMPLATES")
         if templates is None:
             self._make_cluster(self._folder)
             return
-        template = Path(templates, self._install.name)
+        template = Path(templates, self.install.name)
         with Path(templates, "making").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not template.exists():
@@ -303,7 +303,7 @@ class PostgresServer(Server):
         )
 
     def _make_cluster(self, folder: Path) -> None:
-        identity = self._identity()
+        identity = self.identity()
         password = folder / "password"
         password.touch(mode=0o600)
         password.write_text(self.password)
@@ -311,7 +311,7 @@ class PostgresServer(Server):
             os.chown(password, identity["user"], identity["group"])
         # Slow password hashing would protect nothing here and would slow down every connection.
         command = [
-            *(f"{self._install}/bin/initdb", f"--pgdata={folder}/data"),
+            *(f"{self.install}/bin/initdb", f"--pgdata={folder}/data"),
             *(f"--username={_USER}", f"--pwfile={password}", "--auth=scram-sha-256"),
             *("--set=scram_iterations=1", "--locale=C", "--encoding=UTF8", "--wal-segsize=1"),
             *("--no-sync", "--no-instructions"),
@@ -341,13 +341,14 @@ class PostgresServer(Server):
             **self._options,
         }
         settings = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        return [f"{self._install}/bin/postgres", "-D", f"{self._folder}/data", *settings]
+        return [f"{self.install}/bin/postgres", "-D", f"{self._folder}/data", *settings]
 
     def _answers(self) -> bool:
         try:
             lines = (self._folder / "data/postmaster.pid").read_text().splitlines()
             # The file of a killed server remains until the next start replaces it.
-            return int(lines[0]) == self.pid and lines[7].strip() == "ready"
+            # A standby that can be read from says "standby".
+            return int(lines[0]) == self.pid and lines[7].strip() in ("ready", "standby")
         except (OSError, ValueError, IndexError):
             return False
 

@@ -8,8 +8,9 @@
 | `read_section` | sections that only read, several in one statement |
 | `record_and_claim` | the fast path: record outcomes and claim tasks in one round trip |
 | `enqueue` | insert new tasks; a large batch is sent while it is being built |
-| `address` | checks a URL before the driver does, whose errors quote it |
+| `address` | reads a URL before the driver does, whose errors quote it |
 | `connection` | connections to the server, with timeouts and reconnects; alone imports asyncpg |
+| `transport` | keepalives, and the size of reads |
 | `wakeups` | wake up storages that wait for work or results, also in other processes |
 | `listener` | LISTEN: the connection that receives notifications |
 | `queries` | pages and counts |

@@ -119,6 +119,7 @@ class PostgresBackend(Backend):
             sent_at = self.clock.boot_micros()
             self._server = server = await self._read_or_install()
             migrations.check_version(target, server.version, server.oldest)
+            target.has_answered = True
         except BaseException:
             await self.writer.close()
             raise

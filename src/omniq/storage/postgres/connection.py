@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias, TypeVar
@@ -28,7 +28,7 @@ from omniq.errors import (
 )
 from omniq.storage.backend import Moved
 from omniq.storage.connection_advice import connect_timeout, network_advice
-from omniq.storage.postgres import address
+from omniq.storage.postgres import address, transport
 from omniq.storage.postgres.statements import PLANNER_SETTINGS, SEARCH_PATH
 from omniq.text.masking import mask_url
 
@@ -50,17 +50,14 @@ _CLOSE_SECONDS = 2.0
 _ATTEMPTS = 8
 """How often a transaction is attempted that conflicts with others."""
 
-_READ_SIZE = 65_536
-_KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 10, 5, 3
-
 _SESSION_SETTINGS = {
     "search_path": SEARCH_PATH,
     "statement_timeout": f"{CALL_SECONDS * 1000 - 1000:.0f}",
     "lock_timeout": "10000",
     "idle_in_transaction_session_timeout": f"{CALL_SECONDS * 1000:.0f}",
-    "tcp_keepalives_idle": str(_KEEPALIVE_IDLE),
-    "tcp_keepalives_interval": str(_KEEPALIVE_INTERVAL),
-    "tcp_keepalives_count": str(_KEEPALIVE_COUNT),
+    "tcp_keepalives_idle": str(transport.KEEPALIVE_IDLE),
+    "tcp_keepalives_interval": str(transport.KEEPALIVE_INTERVAL),
+    "tcp_keepalives_count": str(transport.KEEPALIVE_COUNT),
 }
 
 _CONFLICTS = (
@@ -91,9 +88,9 @@ _REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
-    asyncpg.ReadOnlySQLTransactionError,
     asyncpg.FeatureNotSupportedError,
     asyncpg.ClientConfigurationError,
+    ssl.SSLCertVerificationError,
 )
 
 
@@ -103,6 +100,14 @@ _ADVICE: dict[type[Exception], str] = {
     asyncpg.InsufficientPrivilegeError: (
         "let an owner of the database run omniq schema install, or give this user a schema: "
         "CREATE SCHEMA omniq AUTHORIZATION <user>"
+    ),
+    asyncpg.ReadOnlySQLTransactionError: (
+        "this server cannot be written to: is it a standby? Name all servers in the URL, "
+        "postgresql://host1,host2/database, so that the primary is found"
+    ),
+    asyncpg.TargetServerAttributeNotMatched: "this server is a standby, or read-only",
+    asyncpg.TooManyConnectionsError: (
+        "raise max_connections, or use fewer workers: each uses up to six connections"
     ),
 }
 """What to do about an error of the server."""
@@ -131,7 +136,12 @@ class Target:
         self.schema = schema
         self.clock = clock
         self.poll_only = poll_only
+        self.has_answered = False
+        """Whether this store could be used once: what is refused then may be allowed again later."""
         self._largest = largest
+        # Of several servers, the one that is connected to first: the last one that could be used.
+        self._servers = list(address.servers(url))
+        self._role = None if address.names_a_role(url) or not self._servers else "read-write"
 
     def __str__(self) -> str:
         return f"PostgreSQL at {mask_url(self.url)}"
@@ -146,31 +156,69 @@ class Target:
         if not self.poll_only and purpose == "counter":
             # A count may be slow, but must not take every core from the workers.
             settings["max_parallel_workers_per_gather"] = "0"
+        connection = await self._connect_to_one(purpose, settings)
+        transport.configure(connection)
+        return connection
+
+    async def _connect_to_one(self, purpose: str, settings: dict[str, str]) -> Connection:
+        """Connect to the first of the servers that accepts it."""
+        failures: list[StorageError] = []
+        for server in tuple(self._servers) or (None,):
+            try:
+                connection = await self._connect_to(server, purpose, settings)
+            except StorageError as error:
+                failures.append(error)
+            else:
+                if server is not None:
+                    self._servers.remove(server)
+                    self._servers.insert(0, server)
+                return connection
+        if len(failures) == 1:
+            raise failures[0]
+        is_refused = all(isinstance(failure, StorageRefused) for failure in failures)
+        kind = StorageRefused if is_refused else StorageError
+        raise kind("; ".join(dict.fromkeys(map(str, failures)))) from failures[0]
+
+    async def _connect_to(
+        self, server: address.Server | None, purpose: str, settings: dict[str, str]
+    ) -> Connection:
+        # A server that does not answer must leave time for the others.
+        seconds = _CONNECT_SECONDS / max(1, len(self._servers))
+        place: dict[str, Any] = {} if server is None else {"host": server.host, "port": server.port}
         try:
-            connection: Connection = await asyncpg.connect(
+            return await asyncpg.connect(
                 self.url,
-                timeout=_CONNECT_SECONDS,
+                **place,
+                timeout=seconds,
                 command_timeout=None if purpose == "transaction" else CALL_SECONDS,
                 statement_cache_size=0 if self.poll_only else 100,
                 max_cached_statement_lifetime=0,
                 server_settings=settings,
+                target_session_attrs=self._role,
             )
         except TimeoutError as error:
-            raise self.wrap_error(connect_timeout(_CONNECT_SECONDS, tls=False)) from error
+            late = connect_timeout(seconds, tls=False)
+            raise self.wrap_error(late, server) from error
         except Exception as error:
             # Also what the driver raises as none of its own classes: it calls none of our code here.
             is_quoting = _is_parse_error(error)
-            raise self.wrap_error(error) from (None if is_quoting else error)
-        _configure_transport(connection)
-        return connection
+            raise self.wrap_error(error, server) from (None if is_quoting else error)
 
-    def wrap_error(self, error: BaseException) -> StorageError:
-        """Return the driver's error as a `StorageError`, without the URL's password."""
+    def wrap_error(
+        self, error: BaseException, server: address.Server | None = None
+    ) -> StorageError:
+        """Return the driver's error as a `StorageError`, without the URL's password.
+
+        What the server refuses is final only before it was used for the first time. Later it is an
+        outage: a password that is changed, a right that is taken away for a moment.
+        """
         text = str(error) or type(error).__name__
         if _is_parse_error(error):
             text = f"the URL {address.UNREADABLE}"
-        kind = StorageRefused if isinstance(error, (*_REFUSED, ValueError)) else StorageError
-        return kind(f"{self}: {text}{_advice(error)}")
+        is_final = isinstance(error, (*_REFUSED, ValueError)) and not self.has_answered
+        kind = StorageRefused if is_final else StorageError
+        where = str(self) if server is None else f"{self}, server {server}"
+        return kind(f"{where}: {text}{_advice(error)}")
 
     @contextmanager
     def wrapped_errors(self) -> Iterator[None]:
@@ -198,29 +246,6 @@ def _is_parse_error(error: BaseException) -> bool:
     """Whether the driver could not read the URL: the text of such an error may quote the password."""
     is_of_driver = isinstance(error, asyncpg.PostgresError | asyncpg.InterfaceError)
     return isinstance(error, ValueError | OverflowError) and not is_of_driver
-
-
-def _configure_transport(connection: Connection) -> None:
-    """Enable TCP keepalives, which detect a silently lost peer, and limit the size of reads."""
-    # The driver has no option for keepalives. Without them only a call's timeout detects a lost peer.
-    transport = getattr(connection, "_transport", None)
-    if transport is not None and hasattr(transport, "max_size"):
-        # For every read asyncio allocates its maximum, a quarter of a megabyte, and then shrinks it
-        # to what was read: a hundred thousand such reads fragment the heap.
-        transport.max_size = _READ_SIZE
-    peer = None if transport is None else transport.get_extra_info("socket")
-    if peer is None or peer.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE),
-        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL),
-        ("TCP_KEEPCNT", _KEEPALIVE_COUNT),
-        ("TCP_USER_TIMEOUT", 1000 * _KEEPALIVE_IDLE),
-    ):
-        option = getattr(socket, name, None)
-        if option is not None:
-            peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class ServerConnection:
@@ -278,6 +303,10 @@ class ServerConnection:
                 if attempt == _ATTEMPTS - 1:
                     raise self._target.wrap_error(error) from error
                 await clock.sleep(_pause(attempt, clock))
+            except asyncpg.ReadOnlySQLTransactionError as error:
+                # A standby, or a primary that is about to stop: another server may be the primary now.
+                self._drop()
+                raise self._target.wrap_error(error) from error
             except _CONNECTION_LOST as error:
                 if isinstance(error, ValueError):
                     # The driver refused to send a value; the server has received nothing.

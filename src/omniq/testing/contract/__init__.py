@@ -37,6 +37,7 @@ The class may add tests; replacing one raises `TypeError`. Where backends differ
 - `progress`: progress reports of running tasks.
 - `schedules`: storing and firing schedules.
 - `run_history`: counts of runs by minute and hour, versions, ended workers.
+- `sequences`: tasks that run one at a time, in order.
 - `queues_and_gates`: paused queues, limits, rates and circuit breakers.
 - `waiting`: waits for work and for results.
 - `transactions`: the user's transactions and those of tasks.
@@ -66,6 +67,7 @@ from omniq.testing.contract.record import RecordContract
 from omniq.testing.contract.retention import RetentionContract
 from omniq.testing.contract.run_history import RunHistoryContract
 from omniq.testing.contract.schedules import ScheduleContract
+from omniq.testing.contract.sequences import SequenceContract
 from omniq.testing.contract.suspension import SuspensionContract
 from omniq.testing.contract.transactions import TransactionContract, UserConnection
 from omniq.testing.contract.values import ValueContract
@@ -97,6 +99,7 @@ class StorageContract(
     DependencyContract,
     SuspensionContract,
     GroupContract,
+    SequenceContract,
     WaitingContract,
     TransactionContract,
 ):
@@ -126,6 +129,7 @@ __all__ = [
     "RetentionContract",
     "RunHistoryContract",
     "ScheduleContract",
+    "SequenceContract",
     "StorageContract",
     "SuspensionContract",
     "TransactionContract",

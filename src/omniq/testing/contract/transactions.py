@@ -159,6 +159,31 @@ class TransactionContract(ContractPart):
         )
         assert ids(await other.reserve(5)) == ["f.y"]
 
+    @promise("F20", "E10")
+    async def test_a_sequence_is_joined_after_the_commit_and_locks_nothing_of_workers(
+        self, storage: BaseStorage, open_another: OpenAnother, user: UserConnection
+    ) -> None:
+        other = await open_another()
+        await other.enqueue(a_member("a", sequence="k"))
+        (first,) = await other.reserve(2)
+        await user.begin()
+        tasks = [a_member(each, sequence="k") for each in "bc"]
+        assert await storage.enqueue_within(user.connection, tasks) == ["b", "c"]
+        if storage.capabilities.name == "postgresql":
+            # A worker ends the last task of the sequence while the transaction is open.
+            await other.record([Succeeded("a", first.token, a_result(first))])
+        await user.commit()
+        if storage.capabilities.name != "postgresql":
+            await other.record([Succeeded("a", first.token, a_result(first))])
+
+        assert await other.reserve(5) == []
+        while await other.advance_flows():
+            pass
+        for task_id in "bc":
+            (claimed,) = await other.reserve(5)
+            assert claimed.id == task_id
+            await other.record([Succeeded(task_id, claimed.token, a_result(claimed))])
+
     @promise("F20")
     async def test_a_flow_of_a_transaction_that_is_rolled_back_never_existed(
         self, storage: BaseStorage, user: UserConnection

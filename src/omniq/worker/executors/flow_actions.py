@@ -57,7 +57,13 @@ async def _map(task: Task, context: TaskContext) -> int:
         raise PermanentError(f"map: the result is of type {type(items).__name__}, and not a list")
     flows = context._services.flows
     group = workflow.parent
-    member = TaskWorkflow(parent=group, refs=others, undo=workflow.undo)
+    member = TaskWorkflow(
+        parent=group,
+        refs=others,
+        undo=workflow.undo,
+        sequence=workflow.sequence,
+        halts=workflow.halts,
+    )
     listed = list(items)
     for start in range(0, len(listed), _AT_ONCE):
         part = [
