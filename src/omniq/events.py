@@ -677,13 +677,10 @@ class Dispatcher:
         # Replaced as a whole, never changed in place: `emit` iterates over it without the lock.
         self._subscribers: tuple[_Subscriber, ...] = ()
         self._kinds: frozenset[type[Event]] | None = frozenset()
+        self.active = False
+        """Whether there is a subscriber."""
         self.task_lines: TaskLines | None = None
         """What writes the log lines of each task in place of a subscriber, if anything does."""
-
-    @property
-    def active(self) -> bool:
-        """Whether there is a subscriber."""
-        return bool(self._subscribers)
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether a subscriber wants events of this class; hot paths check before they build one."""
@@ -709,6 +706,7 @@ class Dispatcher:
 
     def _replace(self, subscribers: Collection[_Subscriber]) -> None:
         self._subscribers = tuple(subscribers)
+        self.active = bool(subscribers)
         selections = [each.kinds for each in subscribers if each.kinds is not None]
         has_unfiltered = len(selections) < len(subscribers)
         self._kinds = None if has_unfiltered else frozenset().union(*selections)

@@ -85,11 +85,13 @@ class MsgspecSerializer:
 
     def decode_task(self, data: bytes) -> Task:
         task = self._decode(self._task_decoder.decode, data)
-        if self._values.has_decoded_ext():
+        if self._values.nesting.has_ext:
+            self._values.nesting.has_ext = False
             msgspec.structs.force_setattr(task, "args", tuple(map(unwrapped, task.args)))
             unwrapped(task.kwargs)
             unwrapped(task.metadata)
-        if task.args:
+        # Arguments without containers need no further check, and most have none.
+        if not _CONTAINERS.isdisjoint(map(type, task.args)):
             self._values.check_depth(task.args, "args")
         if task.kwargs:
             self._values.check_depth(task.kwargs, "kwargs")
@@ -98,14 +100,17 @@ class MsgspecSerializer:
         return task
 
     def encode_result(self, result: TaskResult) -> bytes:
-        value = self._values.encode(result.result, "result")
-        if value is not result.result:
-            result = msgspec.structs.replace(result, result=value)
+        value = result.result
+        if type(value) not in _PLAIN:
+            encoded = self._values.encode(value, "result")
+            if encoded is not value:
+                result = msgspec.structs.replace(result, result=encoded)
         return self._bounded(self._encode(result), "result of task", result.task_id)
 
     def decode_result(self, data: bytes) -> TaskResult:
         result = self._decode(self._result_decoder.decode, data)
-        if self._values.has_decoded_ext():
+        if self._values.nesting.has_ext:
+            self._values.nesting.has_ext = False
             msgspec.structs.force_setattr(result, "result", unwrapped(result.result))
         self._values.check_depth(result.result, "result")
         return result
@@ -235,7 +240,7 @@ class _ValueCodec:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ext_hook=self.decode_ext)
         # The decoder's depth limit does not see extension types that are nested through Python.
-        self._nesting = threading.local()
+        self.nesting = _Nesting()
 
     def encode(self, value: Any, path: str, depth: int = 0) -> Any:
         """The value in a form that MessagePack can encode: itself where possible."""
@@ -304,22 +309,15 @@ class _ValueCodec:
         """Decode one extension type; `msgspec` calls this."""
         if code not in _EXT_MAKERS:
             raise ValueError(f"unknown extension type {code}")
-        depth = getattr(self._nesting, "depth", 0)
+        depth = self.nesting.depth
         if depth >= self._max_depth:
             raise ValueError(f"nested more than {self._max_depth} levels deep")
-        self._nesting.depth = depth + 1
-        self._nesting.has_ext = True
+        self.nesting.depth = depth + 1
+        self.nesting.has_ext = True
         try:
             return _Decoded(_EXT_MAKERS[code](unwrapped(self._decoder.decode(data))))
         finally:
-            self._nesting.depth = depth
-
-    def has_decoded_ext(self) -> bool:
-        """Whether the record that was decoded last in this thread has extension types."""
-        has_ext: bool = getattr(self._nesting, "has_ext", False)
-        if has_ext:
-            self._nesting.has_ext = False
-        return has_ext
+            self.nesting.depth = depth
 
     def check_depth(self, value: Any, path: str) -> None:
         """Refuse a value that is nested too deeply: user code would recurse into it."""
@@ -332,6 +330,13 @@ class _ValueCodec:
                     f"nested more than {self._max_depth} levels deep", path=path
                 )
             level = [inner for container in level for inner in _nested_in(container)]
+
+
+class _Nesting(threading.local):
+    """How deep the value is that a thread decodes, and whether its record has extension types."""
+
+    depth = 0
+    has_ext = False
 
 
 class _Decoded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omniq.models import Task
+from omniq.outcomes import Released
 from omniq.storage.claim_register import Claim, ClaimRegister, Differences, Hand
 from omniq.storage.types import Identity
 from omniq.testing.builders import a_task
@@ -168,7 +169,7 @@ def test_a_run_whose_transaction_has_recorded_it_is_not_lost(register, pool):
 
     assert register.is_completed("a", 1)
     assert compare(register) == NOTHING
-    register.drop_completed("a", 1)
+    register.drop_completed(Released("a", 1))
     assert register.claims == {}
 
 
@@ -207,7 +208,7 @@ def test_a_renewal_that_a_later_one_has_overtaken_says_nothing(register, pool):
 def test_a_claim_that_was_made_again_meanwhile_is_not_released(register, pool):
     assert compare(register) == NOTHING
     asked_at = register.tick()
-    register.drop([("a", 1)])
+    register.drop([Released("a", 1)])
     register.add([claimed("a", 2)], "")
     register.pass_to(pool, [claimed("a", 2)])
     pool.held["a", 2] = "run"
@@ -223,7 +224,7 @@ def test_a_claim_that_differs_first_in_one_way_and_then_in_another_is_seen_once_
     register.pass_to(pool, [claimed("a")])
     pool.held["a", 1] = "run"
     assert compare(register) == NOTHING, "lost for the first time"
-    register.drop([("a", 1)])
+    register.drop([Released("a", 1)])
     pool.held.clear()
 
     assert compare(register, a=1) == NOTHING, "unknown for the first time"

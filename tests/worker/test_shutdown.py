@@ -133,15 +133,15 @@ async def test_a_run_of_a_task_that_may_run_once_ends_as_a_dead_letter_at_the_st
 async def test_a_claimed_task_that_may_run_once_and_has_not_begun_is_released(
     queue: AsyncTaskQueue, recorder: RunRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, stops = RunningTasks.start, []
+    start, stops = RunningTasks.start, list[str]()
     pool = queue.worker()
 
-    def start_and_stop(runs: RunningTasks, task: Task) -> None:
-        start(runs, task)
+    def start_and_stop(runs: RunningTasks, tasks: list[Task]) -> None:
+        start(runs, tasks)
         runs.stop_all("shutdown")
         assert pool._runtime is not None
         pool._runtime.stop_requested.set_result(None)
-        stops.append(task.id)
+        stops.extend(task.id for task in tasks)
 
     monkeypatch.setattr(RunningTasks, "start", start_and_stop)
     await pool.start()

@@ -3,6 +3,7 @@
 - `portal`: the bridge from blocking code to an event loop in another thread
 - `blocking`: blocking classes made from async ones
 - `event_loop`: runs a loop that the code of tasks cannot end
+- `coroutines`: drives a coroutine inside another asyncio task
 - `futures`: completes futures that may be done already
 - `backoff`: growing pauses between attempts
 - `running_task`: which task runs here: what the lines of its code are marked with

@@ -414,14 +414,18 @@ class BaseStorage(Flows):
             )
             for outcome, is_done in zip(outcomes, completed, strict=True):
                 if is_done:
-                    self._register.drop_completed(outcome.task_id, outcome.token)
+                    self._register.drop_completed(outcome)
             answers = iter(recorded)
             return [is_done or next(answers) for is_done in completed], tasks
         if claim_id is not None and not outcomes:
             known = await self._claimed_as(claim_id)
             if known:
                 return [], known
-        outcomes = [self._encoded(outcome) for outcome in outcomes]
+        # Workers encode the result of a success themselves, and then there is nothing to check.
+        outcomes = [
+            each if type(each) is Succeeded and each.encoded is not None else self._encoded(each)
+            for each in outcomes
+        ]
         claim = self._claim_request(limit, now, queues, claim_id, runnable)
         if self._identity.claims_from > self._clock.boot_micros():
             # Two servers seem to answer at one address.
@@ -695,7 +699,7 @@ class BaseStorage(Flows):
         hit("recover.after")
         if given_back:
             self._local_wakeups.notify_work()
-            self._local_wakeups.notify_results(back.task_id for back in given_back)
+            self._local_wakeups.notify_results([back.task_id for back in given_back])
         return given_back
 
     async def mark_restored(self) -> int:
@@ -896,23 +900,25 @@ class BaseStorage(Flows):
         return tasks
 
     def _forget(self, outcomes: Sequence[Outcome], recorded: list[bool]) -> None:
-        # Lists, which are made in half the time that generators take.
-        self._register.drop(
-            [
-                (outcome.task_id, outcome.token)
+        if not outcomes:
+            return
+        ended = outcomes
+        if Retried in set(map(type, outcomes)):
+            # A task that is to be rescheduled by its caller is still claimed.
+            ended = [
+                outcome
                 for outcome, was_recorded in zip(outcomes, recorded, strict=True)
                 if not (isinstance(outcome, Retried) and outcome.eta is None and was_recorded)
             ]
-        )
-        if outcomes:
-            self._notify_recorded(outcomes)
+        self._register.drop(ended)
+        self._notify_recorded(outcomes)
 
     def _notify_recorded(self, outcomes: Sequence[Outcome]) -> None:
         self._local_wakeups.notify_results([outcome.task_id for outcome in outcomes])
         ended = [
             outcome
             for outcome in outcomes
-            if (isinstance(outcome, Succeeded | Failed) and outcome.next_eta is None)
+            if (isinstance(outcome, _MAY_END) and outcome.next_eta is None)
             or isinstance(outcome, Cancelled)
         ]
         if len(ended) < len(outcomes):
@@ -948,6 +954,9 @@ def _check_suspension(outcome: Suspended) -> None:
             f"task {outcome.task_id}: enough={enough} of {count} records: expected a number from 1 to {count}"
         )
 
+
+_MAY_END = (Succeeded, Failed)
+"""The outcomes that end a task unless they have a `next_eta`. As a constant: a union is made for each check."""
 
 _FIRST_PAUSE = 0.002
 _READINGS = 3

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from omniq.models import Task
+from omniq.outcomes import Outcome
 from omniq.storage.types import Identity
 
 Hand = Literal["verb", "run", "outcome"]
@@ -158,13 +159,13 @@ class ClaimRegister:
             if task_id not in entries or entries[task_id].token < token:
                 entries[task_id] = _Entry(token, None, reply)
 
-    def drop(self, claims: Iterable[Claim]) -> None:
-        """Forget claims whose outcomes the store has recorded, or has refused as stale."""
+    def drop(self, outcomes: Iterable[Outcome]) -> None:
+        """Forget the claims of outcomes that the store has recorded, or has refused as stale."""
         entries = self._current()
-        for task_id, token in claims:
-            entry = entries.get(task_id)
-            if entry is not None and entry.token == token:
-                del entries[task_id]
+        for outcome in outcomes:
+            entry = entries.get(outcome.task_id)
+            if entry is not None and entry.token == outcome.token:
+                del entries[outcome.task_id]
 
     def drop_all_of(self, holder: Holder) -> None:
         """Forget the claims of a pool that has ended: another pool of this owner may release them."""
@@ -200,10 +201,10 @@ class ClaimRegister:
         self._current()
         return (task_id, token) in self._completed
 
-    def drop_completed(self, task_id: str, token: int) -> None:
+    def drop_completed(self, outcome: Outcome) -> None:
         """Forget a claim whose transaction has recorded its outcome, now that its run has ended."""
-        self._completed.discard((task_id, token))
-        self.drop([(task_id, token)])
+        self._completed.discard((outcome.task_id, outcome.token))
+        self.drop([outcome])
 
     # Comparing with the store
 

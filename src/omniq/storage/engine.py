@@ -324,11 +324,13 @@ class Engine(FlowEngine):
     ) -> tuple[list[bool], Claimed]:
         unchanged = await section.begin(owner, known, claim)
         step = self._step(section)
-        if unchanged:
+        if len(unchanged) == len(known):
+            await step.add(list(map(row_rules.copy_of, known)))
+        elif unchanged:
             await step.add([row_rules.copy_of(row) for row in known if row.id in unchanged])
         recorded = await step.record(owner, outcomes) if outcomes else []
         # Before the claim, which may take what these outcomes release.
-        await step.ends.apply()
+        await step.apply_ends()
         claimed = Claimed()
         witness = None if claim is None or self.backend.fast_path is not None else claim.witness
         if witness is not None:
@@ -343,8 +345,8 @@ class Engine(FlowEngine):
             wanted = await wanted_by(step, owner, claim)
             claimed = await Claimer(step, owner, claim, wanted).claim()
         taken = await step.commit()
-        claimed.has_released = step.ends.has_released
-        if step.ends.has_ended:
+        claimed.has_released = step.has_released
+        if step.has_ended:
             claimed.expired = step.ended_ids
         if taken:
             claimed.rows = [row for row in claimed.rows if row.id not in taken]

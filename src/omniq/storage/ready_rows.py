@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 from omniq.storage.backend import Order, Wanted
@@ -97,11 +97,13 @@ class _Lane:
             self._next = 0
 
     def _drop_first_stale(self, entries: _Entries) -> None:
-        start, last = self._start, len(self._sorted)
-        # Identity, not equality: a row that was removed and put in again has a new entry.
-        while start < last and entries.get(self._sorted[start][3]) is not self._sorted[start]:
+        start = self._start
+        for entry in islice(self._sorted, start, None):
+            # Identity, not equality: a row that was removed and put in again has a new entry.
+            if entries.get(entry[3]) is entry:
+                break
             start += 1
-        if start > _MAX_STALE or start == last:
+        if start > _MAX_STALE or start == len(self._sorted):
             del self._sorted[:start]
             start = 0
         self._start = start
@@ -161,11 +163,12 @@ class ReadyRows:
             del self._entries[task_id]
             self._stale += 1
 
-    def discard_all(self, rows: Iterable[Row]) -> None:
+    def discard_all(self, ids: Collection[str]) -> None:
         """Remove rows that are here."""
-        for row in rows:
-            del self.rows[row.id], self._entries[row.id]
-            self._stale += 1
+        rows, entries = self.rows, self._entries
+        for task_id in ids:
+            del rows[task_id], entries[task_id]
+        self._stale += len(ids)
 
     def _drop_stale(self) -> None:
         self._stale = 0

@@ -535,7 +535,7 @@ def claim(row: Row, owner: str, now: int, epoch: int = 0) -> None:
     """PENDING or RETRYING → RUNNING, with an owner and the next token of the store's epoch."""
     row.status = _RUNNING
     row.owner = owner
-    row.token = next_token(row, epoch)
+    row.token = next_token(row, epoch) if epoch else row.token + 1
     row.started_at = now
     row.parked = None
 

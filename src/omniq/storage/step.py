@@ -44,7 +44,8 @@ class Step:
         self.now = section.now
         self.changes = Changes()
         self.gates = GateStates(section)
-        self.ends = Ends(self, note_work)
+        self._note_work = note_work
+        self._ends: Ends | None = None
         self.behind: list[Row] = []
         """Rows with a lower token than an outcome: they were enqueued again, or the store went back."""
         self._encode_finish = encode_finish
@@ -57,6 +58,28 @@ class Step:
         self._ended: dict[str, Ended] = {}
         self._changed: set[str] = set()
         self._has_claimed_workflow = False
+
+    @property
+    def ends(self) -> Ends:
+        """The effects of ends on other records. Made late: a step without workflows does not need it."""
+        if self._ends is None:
+            self._ends = Ends(self, self._note_work)
+        return self._ends
+
+    @property
+    def has_released(self) -> bool:
+        """Whether records of workflows have become claimable."""
+        return self._ends is not None and self._ends.has_released
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether records of workflows have ended."""
+        return self._ends is not None and self._ends.has_ended
+
+    async def apply_ends(self) -> None:
+        """Apply the effects that the ends of records have on others."""
+        if self._ends is not None:
+            await self._ends.apply()
 
     # Reading
 
@@ -121,17 +144,19 @@ class Step:
         row = self._live.get(outcome.task_id)
         if row is None:
             return self._was_recorded(outcome, found.get(outcome.task_id))
-        if not row_rules.is_current(row, outcome, owner):
-            if row.token < outcome.token:
+        token = row.token
+        # Most are; the function knows the other case.
+        is_current = token == outcome.token and row.owner == owner
+        if not (is_current or row_rules.is_current(row, outcome, owner)):
+            if token < outcome.token:
                 self.behind.append(row)
             return row_rules.was_recorded(row, outcome)
-        token = row.token
         if row.workflow is not None:
             # A wait that has ended at its deadline.
             row_rules.end_wait(row)
         settled = row_rules.settle(row, outcome, self.now)
         self.settle(row, token, settled)
-        if isinstance(outcome, Suspended) and settled.finish is None:
+        if settled.finish is None and isinstance(outcome, Suspended):
             self.suspend(row)
         return True
 
@@ -176,6 +201,9 @@ class Step:
         """Apply the effects of an outcome: the claim leaves its gates, the row changes or ends."""
         if row.gates:
             self.gates.leave(row, token, settled)
+        if settled.finish is not None:
+            self.finish(row, settled.finish)
+            return
         newest = settled.result
         if settled.failure is not None:
             newest = self._encode_finish(settled.failure)
@@ -184,10 +212,7 @@ class Step:
             self._put(NEWEST, row.id, newest)
             self._delete(CHECKPOINT, row.id)
             self._delete(PROGRESS, row.id)
-        if settled.finish is not None:
-            self.finish(row, settled.finish)
-        else:
-            self.update(row)
+        self.update(row)
 
     # Rows
 
@@ -221,26 +246,29 @@ class Step:
 
     def finish(self, row: Row, finish: Finish) -> None:
         """End a row."""
-        self._changed.add(row.id)
-        self._live.pop(row.id, None)
-        self._updated.pop(row.id, None)
-        if row.gates and row.owner is None:
-            self.gates.forget(row)
-            if row.parked is None:
-                self.gates.refill(row)
+        task_id = row.id
+        if row.owner is None:
+            # Of a row that is held, no page of waiting rows has another copy.
+            self._changed.add(task_id)
+            if row.gates:
+                self.gates.forget(row)
+                if row.parked is None:
+                    self.gates.refill(row)
+        self._live.pop(task_id, None)
+        if self._updated:
+            self._updated.pop(task_id, None)
         if row.unique:
             self.changes.documents += release_unique_key(row, self.now)
         if row.attached:
-            self._delete(PROGRESS, row.id)
-            self._delete(NEWEST, row.id)
+            self._delete(PROGRESS, task_id)
+            self._delete(NEWEST, task_id)
             if finish.dead is None:
-                self._delete(CHECKPOINT, row.id)
+                self._delete(CHECKPOINT, task_id)
         if finish.dead is not None and (pending := self._pend_hook(row, finish, self.now)):
             self.changes.documents.append(pending)
         encoded = finish.encoded or self._encode_finish(finish)
-        self._ended[row.id] = Ended(
-            row_rules.finished_row(row, finish, encoded, self.now), finish.dead
-        )
+        finished = row_rules.finished_row(row, finish, encoded, self.now)
+        self._ended[task_id] = Ended(finished, finish.dead)
         if row.workflow is not None:
             self.ends.add(row)
 
@@ -268,7 +296,7 @@ class Step:
     def claim(self, row: Row, owner: str) -> None:
         """Claim a row that has entered its gates."""
         row_rules.claim(row, owner, self.now, self.section.epoch)
-        if row.id in self._updated:
+        if self._updated and row.id in self._updated:
             if row.id not in self._moved:
                 # The claim is not all that has changed: an outcome of this step has released the row.
                 return
@@ -281,7 +309,7 @@ class Step:
 
     async def commit(self) -> frozenset[str]:
         """Write all changes; returns the ids of claimed rows that others took first."""
-        await self.ends.apply()
+        await self.apply_ends()
         await self.offer()
         if self._has_claimed_workflow:
             # A row may have been claimed, and changed after that.
@@ -294,7 +322,8 @@ class Step:
             await self._seal_letters(self._seals)
         self.changes.ended = list(self._ended.values())
         self.changes.documents += self.gates.changes()
-        self.changes.documents += self.ends.changes()
+        if self._ends is not None:
+            self.changes.documents += self._ends.changes()
         if self.changes.is_empty:
             return frozenset()
         return await self.section.write(self.changes)

@@ -15,6 +15,9 @@ from datetime import datetime, timedelta
 from omniq.clock import SYSTEM_CLOCK, Clock, from_micros
 
 _EPOCH = from_micros(0)
+_LATEST = 32_503_680_000_000_000
+"""The year 3000: a later time is that of no clock, and sums with it would have no date."""
+
 _PRECISE = 1_000
 _FRESH = 60_000_000
 """Microseconds after which an observation is stale: the store's clock may have been set meanwhile."""
@@ -44,7 +47,10 @@ class StoreClock:
 
         `step` is the precision of that time, which is rounded down. Within a step, this machine's wall clock is
         believed: most machines have the right time, and others are off by less than a step.
+        Raises `ValueError` for an impossible time.
         """
+        if not 0 <= store_micros < _LATEST:
+            raise ValueError(f"an impossible time of the store: {store_micros}")
         self._observed_at = received_at = self._clock.boot_micros()
         low, high = store_micros - received_at, store_micros + step - sent_at
         if self._offset is None or high < self._offset or low > self._highest:

@@ -245,10 +245,10 @@ class Tables:
 
     def set_claimed(self, rows: list[Row], now: int) -> None:
         """Store rows that one owner has claimed: `set_row` of each, faster."""
-        held = self.held.setdefault(rows[0].owner or "", {})
-        for row in rows:
-            self.rows[row.id] = held[row.id] = row
-        self.ready.discard_all(rows)
+        claimed = {row.id: row for row in rows}
+        self.rows.update(claimed)
+        self.held.setdefault(rows[0].owner or "", {}).update(claimed)
+        self.ready.discard_all(claimed)
 
     def put(self, table: str, key: str, value: Any) -> None:
         """Store an entry of the table `finished`, `dead`, `lease` or `fenced`; delete it with None."""
@@ -462,7 +462,7 @@ class TablesSection(Section):
 
     async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
         self._tables.ready.promote(wanted.due_by)
-        return [copy_of(row) for row in self._tables.ready.candidates(wanted, after, limit)]
+        return list(map(copy_of, self._tables.ready.candidates(wanted, after, limit)))
 
     async def parked(self, keys: Sequence[str], limit: int) -> list[Row]:
         return [copy_of(row) for row in self._tables.ready.parked(keys, limit)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from omniq.concurrency.futures import finish
@@ -70,7 +70,7 @@ class LocalWakeups:
         """Wake the waiters for work, so that they wait for another delayed task."""
         self._wake((_NEXT_DUE,))
 
-    def notify_results(self, task_ids: Iterable[str]) -> None:
+    def notify_results(self, task_ids: Collection[str]) -> None:
         """Wake the waiters for these tasks: they may have ended."""
         self._wake(task_ids)
 
@@ -89,10 +89,10 @@ class LocalWakeups:
                     if not waiting:
                         del self._waiting[topic]
 
-    def _wake(self, topics: Iterable[str]) -> None:
-        if not self._waiting:
-            return
+    def _wake(self, topics: Collection[str]) -> None:
         with self._lock:
+            if self._waiting.keys().isdisjoint(topics):
+                return
             futures = [future for topic in topics for future in self._waiting.pop(topic, ())]
         this_loop = _running_loop() if futures else None
         for future in futures:

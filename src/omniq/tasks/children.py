@@ -80,13 +80,15 @@ class Child(Generic[R]):
 class ChildTasks:
     """The part of a `TaskContext` that adds tasks below the running one, and waits."""
 
-    __slots__ = ()
+    __slots__ = ("_names", "unstored")
+
+    _names: set[str] | None
+    unstored: list[Task] | None
+    """The children that were added and are not stored yet."""
 
     if TYPE_CHECKING:
         _task: Task
         _services: WorkerServices
-        _names: set[str]
-        _unstored: list[Task]
         _is_stopped: bool
 
         @property
@@ -169,7 +171,7 @@ class ChildTasks:
         task_id = self._child_id(name)
         builder = self._services.builder
         task = builder.build(func, args, kwargs, now=self._services.clock.now(), in_flow=True)
-        self._unstored.append(self._child(task, task_id, self._task.id))
+        self._add(self._child(task, task_id, self._task.id))
         return Child(task_id, builder.types_of(func))
 
     @overload
@@ -287,10 +289,17 @@ class ChildTasks:
 
     def _child_id(self, name: str) -> str:
         task_id = child_id(self._task.id, name, "child")
+        if self._names is None:
+            self._names = set()
         if name in self._names:
             raise InvalidTask(f"child {name!r} was added twice in one run; give each its own name")
         self._names.add(name)
         return task_id
+
+    def _add(self, child: Task) -> None:
+        if self.unstored is None:
+            self.unstored = []
+        self.unstored.append(child)
 
     def _child(self, task: Task, task_id: str, parent: str) -> Task:
         return msgspec.structs.replace(
@@ -301,17 +310,12 @@ class ChildTasks:
             queue=task.queue if task.queue != "default" else self._task.queue,
         )
 
-    @property
-    def has_children(self) -> bool:
-        """Whether children were added that are not stored yet."""
-        return bool(self._unstored)
-
     async def store_children(self) -> None:
         """Store the children that were added and not stored yet."""
-        while self._unstored:
-            part = self._unstored[:_AT_ONCE]
+        while self.unstored:
+            part = self.unstored[:_AT_ONCE]
             await self._on_loop(self._services.flows.add_children(self._task, part, self._nonce))
-            del self._unstored[: len(part)]
+            del self.unstored[: len(part)]
 
     @property
     def _nonce(self) -> str:
@@ -330,10 +334,10 @@ class ChildTasks:
         if group_id not in results:
             fields = {"queue": self._task.queue, "created_at": now, "stops": True}
             is_large = len(items) >= _AT_ONCE
-            self._unstored.append(group_task(group_id, self._task.id, is_open=is_large, **fields))
+            self._add(group_task(group_id, self._task.id, is_open=is_large, **fields))
             for number, item in enumerate(items):
                 task = builder.build(func, (item, *args), kwargs, now=now, in_flow=True)
-                self._unstored.append(self._child(task, member_id(group_id, number), group_id))
+                self._add(self._child(task, member_id(group_id, number), group_id))
             await self.store_children()
             if is_large:
                 await self._on_loop(self._services.flows.close_group(group_id))

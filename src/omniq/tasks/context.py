@@ -75,12 +75,10 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
         "_checkpoint",
         "_enqueued",
         "_is_stopped",
-        "_names",
         "_services",
         "_sleeps",
         "_task",
         "_undos",
-        "_unstored",
         "completed",
         "connection",
         "connection_lock",
@@ -95,9 +93,9 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
         self._services = services
         self._checkpoint: RunCheckpoint | None = None
         self._sleeps = 0
-        self._names: set[str] = set()
-        self._unstored: list[Task] = []
-        self._undos: list[tuple[str, Callable[..., Any], Any]] = []
+        # Few tasks have children or steps to undo: the others make no collections for them.
+        self._names = self.unstored = None
+        self._undos: list[tuple[str, Callable[..., Any], Any]] | None = None
         self.timeout = timeout
         self._is_stopped = False
         self.has_seen_stop = False
@@ -438,6 +436,8 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
         self, name: str, func: Callable[..., Any], call: Callable[[], Any], undo: Callable[..., Any]
     ) -> Any:
         value = await self._step(name, func, call, critical=True)
+        if self._undos is None:
+            self._undos = []
         self._undos.append((name, undo, value))
         return value
 

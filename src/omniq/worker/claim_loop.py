@@ -243,9 +243,7 @@ class ClaimLoop:
             # The claim took longer than the lease it was made under: others may have the tasks.
             self._running.put_back([Released(task.id, task.token) for task in claimed])
             return
-        start = self._running.start
-        for task in claimed:
-            start(task)
+        self._running.start(claimed)
         for task_id in call.cancelled:
             self._running.cancel(task_id)
         # After the tasks have started, which would have to wait for the count otherwise.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import copy_context
 
 from omniq.clock import Clock
+from omniq.concurrency.coroutines import go_on
 from omniq.concurrency.futures import finish
 from omniq.errors import FunctionNotFound
 from omniq.models import NO_TIMEOUT, Task, TaskError
@@ -56,26 +58,72 @@ class RunningTasks:
         self._given_up: set[asyncio.Task[None]] = set()
         self.active: dict[str, Run] = {}
         self.finished: list[Outcome] = []
+        self._waiting: set[str] = set()
+        """The functions of which a run has waited for something before it ended."""
         self.unblocks_others = False
         """Whether a task has finished that made others wait: at a limit, or as a suspect."""
 
-    def start(self, task: Task) -> None:
-        """Start a run of a claimed task."""
-        before = self.active.get(task.id)
-        if before is not None and before.completed is not None:
-            # A repeating task whose transaction has ended its last run, but which has not returned.
-            self._give_up(before)
-        # As `timeout_of`, without a call: most tasks use the default.
-        timeout = task.timeout
-        if timeout is None:
-            timeout = self._default_timeout
-        elif timeout >= NO_TIMEOUT:
-            timeout = None
-        run = Run(task, self._clock.monotonic(), timeout)
-        self.active[task.id] = run
-        run.job = self._loop.create_task(self._execute(run, timeout))
-        if run.deadline < self._next_sweep:
-            self._sweep_soon()
+    def start(self, tasks: Iterable[Task]) -> None:
+        """Start a run of each of these claimed tasks, in this order."""
+        now, active, runs = self._clock.monotonic(), self.active, list[Run]()
+        for task in tasks:
+            before = active.get(task.id)
+            if before is not None and before.completed is not None:
+                # A repeating task whose transaction has ended its last run, but which has not returned.
+                self._give_up(before)
+            # As `timeout_of`, without a call: most tasks use the default.
+            timeout = task.timeout
+            if timeout is None:
+                timeout = self._default_timeout
+            elif timeout >= NO_TIMEOUT:
+                timeout = None
+            run = active[task.id] = Run(task, now, timeout)
+            runs.append(run)
+            if timeout is not None and run.deadline < self._next_sweep:
+                self._sweep_soon()
+        self._start_runs(runs)
+
+    def _start_runs(self, runs: Iterable[Run]) -> None:
+        """Run each in an asyncio task, or together those that are likely not to wait for anything.
+
+        An asyncio task costs more than all else in a run that does not wait. So functions share one, until
+        one of their runs has waited.
+        """
+        together: list[Run] = []
+        for run in runs:
+            if run.task.func_path not in self._waiting:
+                together.append(run)
+                continue
+            if together:
+                self._loop.create_task(self._execute_together(together))
+                together = []
+            run.job = self._loop.create_task(self._execute(run))
+        if together:
+            self._loop.create_task(self._execute_together(together))
+
+    async def _execute_together(self, runs: Iterable[Run]) -> None:
+        """Run one after the other, up to the first that waits. The others then get another asyncio task."""
+        job, left = asyncio.current_task(), iter(runs)
+        for run in left:
+            if run.is_given_up:
+                continue
+            run.job = job
+            # As in an asyncio task for each: no run has the context variables of another.
+            work, context = self._execute(run), copy_context()
+            try:
+                awaited = context.run(work.send, None)
+            except StopIteration:
+                continue
+            except BaseException:
+                self._start_left(left)
+                raise
+            self._waiting.add(run.task.func_path)
+            self._start_left(left)
+            await go_on(work, context, awaited)
+            return
+
+    def _start_left(self, runs: Iterator[Run]) -> None:
+        self._start_runs([run for run in runs if not run.is_given_up])
 
     def take_finished(self, limit: int | None = None) -> list[Outcome]:
         """Remove and return the first `limit` outcomes that wait to be recorded."""
@@ -139,9 +187,9 @@ class RunningTasks:
             await self._clock.wait(self._sweep_now, pause)
             self._sweep_now = self._loop.create_future()
 
-    async def _execute(self, run: Run, timeout: float | None) -> None:
+    async def _execute(self, run: Run) -> None:
         task = run.task
-        context = TaskContext(task, timeout, self._services)
+        context = TaskContext(task, run.timeout, self._services)
         # Before the event: a listener finds the task in `current_task()`, and what it puts into
         # context variables, such as a span, is there for the function.
         enter(context)
@@ -169,7 +217,10 @@ class RunningTasks:
 
     def _finish(self, run: Run, outcome: Outcome) -> None:
         task = run.task
-        outcome = run.completed or outcome
+        context = run.context
+        if context is not None and context.completed is not None:
+            # The success that a transaction of the run has recorded, whatever happened to it later.
+            outcome = context.completed
         if type(outcome) is not Succeeded and run.stop_reason is None and self._pool.is_ending:
             outcome = self._execution.interrupted(run)
         seconds = self._clock.monotonic() - run.started

@@ -118,7 +118,7 @@ class StatsRecorder:
         """Report a run that starts."""
         if (lines := self._events.task_lines) is not None:
             lines.started(task)
-        if self._events.wants(events.TaskStarted):
+        if self._events.active and self._events.wants(events.TaskStarted):
             self._events.emit(events.TaskStarted(**event_fields(task), owner=task.owner or ""))
 
     def ran(self, task: Task, seconds: float, stop_reason: str, outcome: Outcome) -> None:

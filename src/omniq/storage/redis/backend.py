@@ -133,7 +133,7 @@ class RedisBackend(Backend):
         try:
             # Sent once: a server that cannot be reached is reported without retries.
             await self._connection.command("PING")
-            facts = await server_check.read_facts(self.scripts.command)
+            facts = await self.server_facts()
             server_check.check(facts)
             await upgrade.prepare(self.run, self.scripts, self._clock.new_id())
         except BaseException:
@@ -147,6 +147,11 @@ class RedisBackend(Backend):
             await self.wakeups.close()
         finally:
             await self._connection.close()
+
+    @_checks_replies
+    async def server_facts(self) -> server_check.ServerFacts:
+        """The settings of the server."""
+        return await server_check.read_facts(self.scripts.command)
 
     # Time
 

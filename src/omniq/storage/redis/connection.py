@@ -408,12 +408,13 @@ class _Connection(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._replies.feed(self._buffer, 0, nbytes)  # type: ignore[arg-type]
         try:
+            self._replies.feed(self._buffer, 0, nbytes)  # type: ignore[arg-type]
             while (reply := self._replies.gets()) is not _INCOMPLETE:
                 self._receive(reply)
-        except hiredis.ProtocolError as error:
-            self._fail(ConnectionError(f"is this a Redis server? {error}"))
+        except Exception as error:
+            # Any: the parser raises MemoryError for a huge list, and a message may have any shape.
+            self._fail(ConnectionError(f"is this a Redis server? {error!r}"))
 
     def _receive(self, reply: Any) -> None:
         if self._pending:

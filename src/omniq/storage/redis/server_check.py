@@ -10,6 +10,7 @@ import msgspec
 
 from omniq.errors import StorageError, StorageRefused
 from omniq.storage.redis.encoding import pairs
+from omniq.storage.redis.error_replies import ConnectionLost, ServerNotReady
 from omniq.storage.types import Durability
 
 OLDEST = (6, 2)
@@ -142,7 +143,9 @@ async def _config(send: SendCommand, pattern: str) -> dict[str, str]:
 async def _info(send: SendCommand) -> dict[str, str]:
     try:
         return _parse_info(await send("INFO"))
-    except StorageRefused:
+    except (ConnectionLost, ServerNotReady):
+        raise
+    except StorageError:
         # Disabled, or not allowed: nothing but this check needs it.
         return {}
 

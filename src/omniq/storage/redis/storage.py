@@ -44,7 +44,7 @@ class RedisStorage(BaseStorage):
     async def server_report(self) -> list[tuple[str, str, str]]:
         """The server's settings for `omniq doctor`, each as `(name, value, verdict)`."""
         self._check_open()
-        return server_check.report(await server_check.read_facts(self._backend.scripts.command))
+        return server_check.report(await self._backend.server_facts())
 
     async def _insert(self, rows: list[Row]) -> list[str]:
         row = rows[0]

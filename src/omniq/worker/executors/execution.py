@@ -47,6 +47,7 @@ from omniq.worker.middleware import Middleware, MiddlewareStack
 from omniq.worker.resources import WorkerResources
 
 _MAX_REASON = 1000
+_NEVER = float("inf")
 
 _NEVER_RETRIED = (ErrorCategory.PERMANENT, ErrorCategory.UNCLASSIFIED)
 """The categories that are also reasons of a dead letter."""
@@ -62,16 +63,29 @@ StopReason = Literal["timeout", "cancelled", "shutdown", "lease"]
 class Run:
     """One running attempt. `stop_reason` is why the worker stops it."""
 
-    __slots__ = ("context", "deadline", "job", "started", "stop_reason", "stops", "task")
+    __slots__ = (
+        "context",
+        "deadline",
+        "is_given_up",
+        "job",
+        "started",
+        "stop_reason",
+        "stops",
+        "task",
+        "timeout",
+    )
 
     def __init__(self, task: Task, started: float, timeout: float | None) -> None:
         self.task = task
         self.started = started
-        self.deadline = float("inf") if timeout is None else started + timeout
+        self.timeout = timeout
+        self.deadline = _NEVER if timeout is None else started + timeout
         self.context: TaskContext | None = None
         self.job: asyncio.Task[None] | None = None
+        """The asyncio task that runs it; None before it begins."""
         self.stop_reason: StopReason | None = None
         self.stops = 0
+        self.is_given_up = False
 
     @property
     def completed(self) -> Succeeded | None:
@@ -84,6 +98,7 @@ class Run:
         Its outcome has been decided without it. If it continued, it would run beside its next
         attempt, and `asyncio.run` would wait for it for ever.
         """
+        self.is_given_up = True
         job = self.job
         if job is None or job.done():
             return
@@ -161,7 +176,7 @@ class Execution:
                 value = await self._call(callee, call, task_context)
             else:
                 value = await self._call_node(callee, task, task_context)
-            if task_context.has_children:
+            if task_context.unstored:
                 await task_context.store_children()
         except BaseException as error:
             # The user's code may raise anything, and none of it may end the worker's loop.
@@ -217,12 +232,21 @@ class Execution:
             task = callee.upcast(task)
         return await self._call(callee, task, task_context)
 
-    async def _call_function(self, callee: Callee, task: Task, task_context: TaskContext) -> Any:
+    def _call_function(
+        self, callee: Callee, task: Task, task_context: TaskContext
+    ) -> Awaitable[Any]:
         args = (task_context, *task.args) if callee.takes_context else task.args
+        if callee.is_coroutine and callee.place == "async":
+            # Without a coroutine around it.
+            awaitable: Awaitable[Any] = callee.func(*args, **task.kwargs)
+            return awaitable
+        return self._call_in_place(callee, args, task, task_context)
+
+    async def _call_in_place(
+        self, callee: Callee, args: tuple[Any, ...], task: Task, task_context: TaskContext
+    ) -> Any:
         match callee.place:
             case "async":
-                if callee.is_coroutine:
-                    return await callee.func(*args, **task.kwargs)
                 value = callee.func(*args, **task.kwargs)
             case "thread":
                 func = _with_event_loop(callee.func) if callee.is_chosen else callee.func
@@ -294,7 +318,7 @@ class Execution:
             # again would only do it twice.
             return self._failed(task, self._record_of(error), "unserialisable")
         try:
-            again = _next_run(task, now)
+            again = None if task.interval is None and task.cron is None else _next_run(task, now)
         except Exception as error:
             # A schedule that another program has stored.
             return Failed(task.id, task.token, self._record_of(error), "unschedulable")
