@@ -200,6 +200,17 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cost: int | None = None
 
 
+class FairShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tasks of all keys of a queue take turns. A key with twice the `weight` gets twice as many.
+
+    A task takes `cost` turns of its key.
+    """
+
+    key: str
+    weight: float = 1.0
+    cost: float = 1.0
+
+
 class BreakerRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The circuit breaker of that name, shared by all workers, must admit the task."""
 
@@ -287,7 +298,8 @@ class Task(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     `retry`. With `reschedule_on_failure` a repeating task goes on after a failure. `task_type` is for
     people; None: the function's path. The storage sets `token`, `owner`, `crashes`, `releases` and
     `started_at`. `secrets` are the positions and names of arguments that are never shown. `version` is
-    the version of the function that the arguments are for; 0: whatever version the code has.
+    the version of the function that the arguments are for; 0: whatever version the code has. With `ageing`,
+    one step of priority is worth that many seconds of waiting.
     """
 
     id: str = msgspec.field(default_factory=SYSTEM_CLOCK.new_id)
@@ -320,6 +332,8 @@ class Task(JsonRecord, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     on_conflict: OnConflict = "keep"
     max_wait: float | None = None
     unique_for: float | None = None
+    fair: FairShare | None = None
+    ageing: float | None = None
     created_at: datetime = msgspec.field(default_factory=SYSTEM_CLOCK.now)
     status: TaskStatus = TaskStatus.PENDING
     attempts: int = 0
@@ -667,6 +681,8 @@ def check_task(task: Task) -> None:
         _check_conflict(task)
     if task.limits or task.breakers:
         _check_gates(task)
+    if task.fair is not None or task.ageing is not None:
+        _check_order(task)
     if task.workflow is not None:
         _check_workflow(task, task.workflow)
 
@@ -688,6 +704,30 @@ def _check_conflict(task: Task) -> None:
             raise InvalidTask("max_wait: give on_conflict='replace' or 'extend' as well")
     elif task.interval is not None or task.cron is not None:
         raise InvalidTask("on_conflict: a task that repeats keeps its unique key; use change_task")
+
+
+def _check_order(task: Task) -> None:
+    check_seconds("ageing", task.ageing, above_zero=True)
+    fair = task.fair
+    if fair is None:
+        return
+    if task.ageing is not None:
+        raise InvalidTask("give either fair_key or ageing, not both: each decides the order")
+    check_key("fair_key", fair.key)
+    check_above_zero("fair_weight", fair.weight)
+    check_above_zero("cost", fair.cost)
+
+
+def check_above_zero(name: str, value: Any) -> None:
+    """Refuse anything but a finite number above 0."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        if is_number and math.isfinite(value) and value > 0:
+            return
+    except OverflowError:
+        # An int that no float can hold.
+        pass
+    raise InvalidTask(f"{name} {_short(value)}: expected a number above 0")
 
 
 def _check_workflow(task: Task, workflow: TaskWorkflow) -> None:

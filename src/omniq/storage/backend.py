@@ -202,7 +202,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Which waiting rows a claim may take: due at `due_by`, from `queues` (None: all) but `paused`.
 
     `runnable`: the functions that the owner can run; None for all. `suspects`: whether suspects, which
-    were held by a worker that died, are among them.
+    were held by a worker that died, are among them. `only_looks`: no owner waits for more of them.
     """
 
     due_by: int
@@ -210,6 +210,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     paused: frozenset[str] = frozenset()
     runnable: Runnable | None = None
     suspects: bool = True
+    only_looks: bool = False
 
     def accepts(self, row: Row) -> bool:
         """Whether the claim may take the row, if it waits and is due."""

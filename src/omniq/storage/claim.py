@@ -50,7 +50,9 @@ class Claimer:
     async def claim(self) -> Claimed:
         """Claim the first rows that are due, wanted, and admitted by their gates."""
         self._claimed.is_partial = await self._step.gates.wake(self._wanted.due_by)
-        self._add(await self._released())
+        released = await self._released()
+        await self._give_places(released)
+        self._add(released)
         after: Order | None = None
         is_last, size = False, 0
         while not self._is_done():
@@ -64,12 +66,24 @@ class Claimer:
                 is_last = len(page) < size
                 after = page[-1].order if page else after
                 page = self._step.without_changed(page)
+                if coming := await self._give_places(page):
+                    page = self._step.without_changed(page)
+                    self._add(coming)
             elif not self._returned:
                 return self._claimed
             rows = self._merged(page, None if is_last else after)
             await self._step.gates.load(rows)
             self._take(rows)
         return self._claimed
+
+    async def _give_places(self, rows: list[Row]) -> list[Row]:
+        """Give places in line to those of the rows that have none; returns these."""
+        coming = [row for row in rows if row.fair is not None and row_rules.needs_place(row)]
+        if coming:
+            await self._step.places.give(coming)
+            for row in coming:
+                self._step.update(row)
+        return coming
 
     def _is_done(self) -> bool:
         if len(self._claimed.rows) == self._limit:

@@ -41,6 +41,7 @@ from omniq.storage.backend import (
 )
 from omniq.storage.claim import Claimed, Claimer, wanted_by
 from omniq.storage.conflicts import read_conflicts
+from omniq.storage.fairness import Places
 from omniq.storage.flow_engine import FlowEngine
 from omniq.storage.flow_insertion import FlowInsertion, Under, check_batch, ids_to_read
 from omniq.storage.incarnation import (
@@ -116,10 +117,13 @@ class Engine(FlowEngine):
 
         `Moved` if a row is left out for its unique key: its id may be taken, which has to be read.
         """
-        if not [row for row in rows if row.unique]:
+        if not [row for row in rows if row.unique or row.fair]:
             return Changes(inserted=rows, bound=self._max_pending), [row.id for row in rows]
         if self._seals is not None and self._seals.hides_unique_keys:
             # A task that an older omniq has enqueued may hold a key under another name, which has to be read.
+            raise Moved
+        if [row for row in rows if row.fair]:
+            # Its place in line depends on the others.
             raise Moved
         changes, ids = insertion(rows, self._max_pending)
         if len(changes.inserted) < len(rows):
@@ -155,11 +159,22 @@ class Engine(FlowEngine):
             flow.plan(under, in_transaction=is_within)
             await flow.join_sequences(section, in_transaction=is_within)
             hit("flow_insertion.before")
+            await self._give_places(section, changes, within)
             await self._write_insertion(section, changes, edited)
             self.has_work = self.has_work or (flow.has_work and not is_within)
         else:
+            await self._give_places(section, changes, within)
             await self._write_insertion(section, changes, edited)
         return ids
+
+    async def _give_places(self, section: Section, changes: Changes, within: object) -> None:
+        """Give places in line to the new rows that are due, unless a caller's transaction would lock others out."""
+        rows = [row for row in changes.inserted if row.fair is not None]
+        ready = [row for row in rows if row.visible <= section.now and not row_rules.is_waiting(row)]
+        if ready and within is NOWHERE:
+            places = Places(section)
+            await places.give(ready)
+            changes.documents = [*changes.documents, *await places.changes()]
 
     async def _write_insertion(
         self, section: Section, changes: Changes, edited: Mapping[str, Row]
@@ -597,7 +612,10 @@ class Engine(FlowEngine):
         row = step.live(task_id)
         if row is None or row.owner is not None or not row_rules.is_changeable(row):
             raise TaskNotWaiting(task_id, record.newest_row.status)
+        before = row_rules.copy_of(row)
         edit(row, step.now)
+        if row.turn != before.turn:
+            step.places.free(before)
         step.rewrite(row)
         await step.commit()
         return row

@@ -274,7 +274,10 @@ class FlowInsertion:
         if satisfied:
             row.workflow = replace(row.workflow or workflow, needs=workflow.needs - satisfied)
             if row.workflow.needs == 0 and workflow.kind == "task":
-                row.due = row.turn = self._now if row.turn is None else row.turn
+                if row.fair is not None or row.lead:
+                    row_rules.come_to_wait(row, workflow.eta or self._now)
+                else:
+                    row.due = row.turn = self._now if row.turn is None else row.turn
                 row.visible = workflow.eta or 0
 
     def _add_work(self, work: FlowWork, due: int | None = None) -> None:

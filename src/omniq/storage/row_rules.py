@@ -54,6 +54,15 @@ NEVER = 253_402_300_799_000_000
 KEPT = 100 * 365 * 86_400_000_000
 """The `result_ttl` of a record that belongs to another: it is deleted with the topmost one."""
 
+LAST_PLACE = 10**16
+"""A place in line is below it. The turn of a row that has none is its place or its `due`, minus this: below 0."""
+
+ROUND = 1_000_000
+"""The length of a turn of weight 1 and cost 1."""
+
+_LONGEST_STEP = 10**13
+_LONGEST_LEAD = 50 * 365 * 86_400_000_000
+
 FORMAT = 1
 """The newest format of a record that this code reads, and the one that it writes."""
 
@@ -112,6 +121,17 @@ class Workflow(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, gc
     followed_by: str | None = None
 
 
+class FairPlace(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Whose turn a row takes, and how long that is.
+
+    With `is_placed` it has got a place in line: its `turn`, as long as that is not below 0. See `fairness`.
+    """
+
+    key: str
+    step: int
+    is_placed: bool = False
+
+
 class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """The authoritative record of a task that has not ended. Mutable, and private to storages.
 
@@ -128,7 +148,7 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     `on_conflict`: what its enqueue does if another task holds its unique key; None: nothing. `max_wait`: how long after
     the first call an enqueue may delay the holder. `held_until`: the key stays held until then, also when the
     task has ended. `replaced` are the calls that have replaced or extended it, and `waits_since` is when the
-    first of them came after a failure.
+    first of them came after a failure. `fair` decides its `turn`; `lead` is how long before its `due` that is.
     """
 
     id: str
@@ -171,6 +191,8 @@ class Row(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     held_until: Instant | None = None
     replaced: tuple[str, ...] = ()
     waits_since: Instant | None = None
+    fair: FairPlace | None = None
+    lead: int = 0
 
     @property
     def unique_names(self) -> tuple[str, ...]:
@@ -267,6 +289,8 @@ def row_of(task: Task, body: bytes, *, now: int, default_ttl: int, nonce: str) -
         row.task_type = task.task_type
     if task.unique is not None:
         _hold_key(row, task, now)
+    if task.fair is not None or task.ageing is not None:
+        _choose_order(row, task)
     if task.workflow is not None:
         _join_workflow(row, task.workflow)
     return row
@@ -278,6 +302,60 @@ def _hold_key(row: Row, task: Task, now: int) -> None:
         row.max_wait = None if task.max_wait is None else seconds_to_micros(task.max_wait)
     if task.unique_for is not None:
         row.held_until = now + seconds_to_micros(task.unique_for)
+
+
+def _choose_order(row: Row, task: Task) -> None:
+    """Set the rank of a row among others, and what decides its turn. It has no place in line."""
+    row.priority, row.lead, row.fair = task.priority, 0, None
+    if task.ageing is not None:
+        lead = round(task.ageing * 1_000_000) * task.priority
+        row.priority, row.lead = 0, max(-_LONGEST_LEAD, min(lead, _LONGEST_LEAD))
+    elif task.fair is not None:
+        share = task.fair
+        # Divided first: neither may be too large for the product.
+        step = ROUND * min(share.cost / share.weight, _LONGEST_STEP)
+        row.fair = FairPlace(share.key, max(1, min(round(step), _LONGEST_STEP)))
+    come_to_wait(row, row.due)
+
+
+def come_to_wait(row: Row, due: int) -> None:
+    """Set when a row is due, and its turn. A row with a `fair` key gets its place when it is due."""
+    row.due = due
+    if row.fair is None:
+        row.turn = due - row.lead
+        return
+    if row.fair.is_placed:
+        row.fair = FairPlace(row.fair.key, row.fair.step)
+    row.turn = _out_of_line(due)
+
+
+def keep_place(row: Row, turn: int) -> None:
+    """Have a row that was claimed keep that turn. Of those with a `fair` key it is before all others."""
+    if row.fair is not None and turn >= 0:
+        row.fair = FairPlace(row.fair.key, row.fair.step, is_placed=True)
+        turn = _out_of_line(turn)
+    row.turn = turn
+
+
+def _out_of_line(instant: int) -> int:
+    return max(0, min(instant, LAST_PLACE - 1)) - LAST_PLACE
+
+
+def needs_place(row: Row) -> bool:
+    """Whether the row comes to wait without a place in line, which its `fair` key decides."""
+    return row.fair is not None and not row.fair.is_placed
+
+
+def place(row: Row, turn: int) -> None:
+    """Give a row its place in line."""
+    assert row.fair is not None
+    row.fair = FairPlace(row.fair.key, row.fair.step, is_placed=True)
+    row.turn = turn
+
+
+def is_in_line(row: Row) -> bool:
+    """Whether a row waits at a place in line that its `fair` key has paid for."""
+    return row.fair is not None and row.owner is None and row.order[1] >= 0
 
 
 def _join_workflow(row: Row, given: TaskWorkflow) -> None:
@@ -606,7 +684,10 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
             row.status = _PENDING
             row.releases += outcome.unknown_function
             if outcome.eta is None:
+                turn = row.order[1]
                 _release(row, row.due, visible=row.visible)
+                if row.fair is not None:
+                    keep_place(row, turn)
             else:
                 _release(row, to_micros(outcome.eta))
             return Settled()
@@ -635,7 +716,7 @@ def _suspend(row: Row, outcome: Suspended) -> None:
     turn = row.order[1]
     begin_wait(row, outcome.on, outcome.enough)
     _release(row, NEVER if outcome.until is None else to_micros(outcome.until))
-    row.turn = turn
+    keep_place(row, turn)
 
 
 def _settle_success(row: Row, outcome: Succeeded) -> Settled:
@@ -668,7 +749,7 @@ def _release(row: Row, due: int, *, visible: int | None = None) -> None:
     row.settled = row.token
     row.owner = None
     row.parked = None
-    row.due = row.turn = due
+    come_to_wait(row, due)
     row.visible = due if visible is None else visible
 
 
@@ -820,8 +901,11 @@ def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int, reaso
         row.status = _RETRYING
     elif row.status is _RUNNING:
         row.status = _PENDING
+    turn = row.order[1]
     if row.status is _RETRYING:
-        row.due = row.turn = now
+        row.due = now
+        turn = now - row.lead if row.fair is None else turn
+    keep_place(row, turn)
     row.visible = 0
     row.owner = None
     row.settled = 0
@@ -833,14 +917,26 @@ def change_waiting(row: Row, task: Task, body: bytes, now: int, *, due: bool) ->
 
     `task` is the same task, and `body` encodes it. Without an eta it is due now.
     """
+    line, turn = (row.queue, row.priority), row.order[1]
+    was_due = row.visible <= now
     row.queue, row.priority, row.body = task.queue, task.priority, body
+    if row.fair is not None or row.lead or task.ageing is not None:
+        turn += row.lead
+        _choose_order(row, task)
+        turn -= row.lead
     if due and row.workflow is not None and is_waiting(row):
         # Its eta when it is released; nothing else makes it claimable.
         eta = None if task.eta is None else to_micros(task.eta)
         row.workflow = msgspec.structs.replace(row.workflow, eta=eta)
     elif due:
-        row.due = row.turn = now if task.eta is None else to_micros(task.eta)
+        come_to_wait(row, now if task.eta is None else to_micros(task.eta))
         row.visible = 0 if task.eta is None else row.due
+    elif row.fair is None:
+        row.turn = turn
+    if row.fair is not None and turn >= 0 and was_due and row.visible <= now:
+        # It has waited in this very line, and still does.
+        if line == (row.queue, row.priority):
+            place(row, turn)
 
 
 def forget_failures(row: Row, now: int) -> None:
@@ -866,12 +962,13 @@ def retry_dead(row: Row, now: int, *, edited: Row | None = None, from_start: boo
     row.cancel_requested = False
     row.history = ()
     row.parked = None
-    row.due = row.turn = now
-    row.visible = 0
     if edited is not None:
         row.body, row.priority, row.expires = edited.body, edited.priority, edited.expires
+        row.fair, row.lead = edited.fair, edited.lead
         row.gates, row.max_crashes = edited.gates, edited.max_crashes
         row.unique, row.unique_aliases = edited.unique, edited.unique_aliases
+    come_to_wait(row, now)
+    row.visible = 0
 
 
 def finished_row(row: Row, finish: Finish, result: bytes, now: int) -> FinishedRow:

@@ -48,6 +48,7 @@ from omniq.storage.backend import (
     Record,
     Section,
 )
+from omniq.storage.fairness import old_documents
 from omniq.storage.flow_insertion import FlowInsertion
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.gate_states import decode_gate
@@ -228,6 +229,8 @@ class SideEngine:
         now = await self._read(read_now)
         while await self._purge_unique_keys():
             pass
+        while await self._purge_places():
+            pass
         return await self._purge(FinishedQuery(by="expires_at", before=now, limit=_PURGED))
 
     @atomic
@@ -245,6 +248,14 @@ class SideEngine:
         if documents:
             await section.write(Changes(documents=documents))
         return len(found) == _PURGED
+
+    @atomic
+    async def _purge_places(self, section: Section) -> bool:
+        """Delete a page of what lines and keys do not need any more; whether there may be more."""
+        documents, has_more = await old_documents(section, _PURGED)
+        if documents:
+            await section.write(Changes(documents=documents))
+        return has_more
 
     async def _purge(self, query: FinishedQuery) -> int:
         purged = 0

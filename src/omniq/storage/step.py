@@ -13,6 +13,7 @@ from omniq.models import TaskStatus
 from omniq.outcomes import Outcome, Released, Rescheduled, Suspended
 from omniq.storage import row_rules
 from omniq.storage.backend import ANY, Changes, DocumentChange, Ended, Record, Section
+from omniq.storage.fairness import Places
 from omniq.storage.gate_states import GateStates
 from omniq.storage.release_waiters import Ends
 from omniq.storage.row_rules import Finish, Row, Settled
@@ -46,6 +47,7 @@ class Step:
         self.gates = GateStates(section)
         self._note_work = note_work
         self._ends: Ends | None = None
+        self._places: Places | None = None
         self.behind: list[Row] = []
         """Rows with a lower token than an outcome: they were enqueued again, or the store went back."""
         self._encode_finish = encode_finish
@@ -65,6 +67,13 @@ class Step:
         if self._ends is None:
             self._ends = Ends(self, self._note_work)
         return self._ends
+
+    @property
+    def places(self) -> Places:
+        """The places in line that the step gives and frees. Made late, as `ends`."""
+        if self._places is None:
+            self._places = Places(self.section)
+        return self._places
 
     @property
     def has_released(self) -> bool:
@@ -254,6 +263,8 @@ class Step:
                 self.gates.forget(row)
                 if row.parked is None:
                     self.gates.refill(row)
+            if row.fair is not None:
+                self.places.free(row)
         self._live.pop(task_id, None)
         if self._updated:
             self._updated.pop(task_id, None)
@@ -324,6 +335,8 @@ class Step:
         self.changes.documents += self.gates.changes()
         if self._ends is not None:
             self.changes.documents += self._ends.changes()
+        if self._places is not None:
+            self.changes.documents += await self._places.changes()
         if self.changes.is_empty:
             return frozenset()
         return await self.section.write(self.changes)

@@ -203,7 +203,7 @@ def _head(kind: str, row: Row) -> str:
         + ("1" if row.cancel_requested else "0")
         + ("1" if row.attached else "0")
         + ("1" if row.crashes else "0")
-        + ("1" if row.gates else "0")
+        + ("1" if row.gates or turn < 0 else "0")
         + ("0" if row.expires is None else "1")
         + _rank(row.priority)
         + f"{turn + _STAMP_OFFSET:018d}"

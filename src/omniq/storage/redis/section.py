@@ -145,10 +145,16 @@ class RedisSection(Section):
         return self._rows(reply)
 
     async def candidates(self, wanted: Wanted, after: Order | None, limit: int) -> list[Row]:
-        first, self._first_rows = self._first_rows, None
+        first = self._first_rows
+        if not wanted.only_looks:
+            self._first_rows = None
         if first is not None and after is None and first[0] == wanted and limit <= first[1]:
             return first[2][:limit]
-        queues, runnable, *waiting = self._backend.claim_arguments(wanted.queues, wanted.runnable)
+        if wanted.only_looks:
+            queues, runnable, *waiting = wanted.queues, runnable_arguments(wanted.runnable), "", ""
+        else:
+            arguments = self._backend.claim_arguments(wanted.queues, wanted.runnable)
+            queues, runnable, *waiting = arguments
         asked = (queues, sorted(wanted.paused), runnable, int(wanted.suspects))
         order = "" if after is None else encoding.order_text(after)
         while True:
@@ -157,7 +163,8 @@ class RedisSection(Section):
             )
             # Until all tasks that have come due are moved.
             if not is_partial:
-                self._backend.set_next_event(event)
+                if not wanted.only_looks:
+                    self._backend.set_next_event(event)
                 return self._rows(rows)
 
     async def parked(self, keys: Sequence[str], limit: int) -> list[Row]:

@@ -119,7 +119,8 @@ class SQLiteSection(Section):
             self._promoted_by = wanted.due_by
             while self.promote(wanted.due_by):
                 pass
-        self.wanted = wanted
+        if not wanted.only_looks:
+            self.wanted = wanted
         return first_rows(self._db, wanted, after, limit)
 
     def promote(self, due_by: int) -> bool:

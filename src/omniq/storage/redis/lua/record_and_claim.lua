@@ -11,6 +11,7 @@
 --           changed since they were claimed, the claimed rows, what is left to claim (NOTHING; SOME if this
 --           took as long as one call may; BY_RULES if the rest needs the rules; or IS_BEHIND if the newest claim has a lower token
 --           now), and the next event
+local FIRST_PLACE = '100000000000000000' -- the turn of a row without a place in line is below
 local NOTHING, SOME, BY_RULES, IS_BEHIND = 0, 1, 2, 3
 local MAX_MOVES = 1000 -- rows that one call parks and claims, about
 local LARGEST_PAGE = 500
@@ -182,6 +183,7 @@ local function take_rows(limit, due_by, claim_id, paused)
     if not known then return false end
     local token = math.max(known.token + 1, first_token)
     if string.sub(place, GATED, GATED) == '1' then
+      if string.sub(place, TURN_FIRST, TURN_LAST) < FIRST_PLACE then return false end
       local rules = wanted[2] == '' and rules_of(record, state)
       local name = rules and (rules.blocked_by or blocking(rules))
       if not name then return false end

@@ -7,7 +7,8 @@
 
 -- Lock the first tasks of these lanes behind a position that no other transaction has locked, in claim order.
 -- returns  picked: their row addresses, which are valid while the rows are locked;
---          is_odd: at least one of them is expired, has gates or was cancelled, so the claim needs the rules
+--          is_odd: at least one of them is expired, has gates, has no place in line (its turn is below 0) or was
+--          cancelled, so the claim needs the rules
 CREATE OR REPLACE FUNCTION {schema}.pick(
     p_queues text[], p_functions text[], p_limit int, p_due_by bigint, p_rank bigint, p_turn bigint, p_seq bigint,
     OUT picked tid[], OUT is_odd boolean
@@ -22,7 +23,8 @@ BEGIN
         SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
         INTO picked, is_odd
         FROM (
-            SELECT ctid, gates IS NOT NULL OR cancel_requested OR coalesce(expires <= p_due_by, false) AS is_odd
+            SELECT ctid, gates IS NOT NULL OR turn < 0 OR cancel_requested
+                OR coalesce(expires <= p_due_by, false) AS is_odd
             FROM {schema}.live
             WHERE place = 0 AND func_path = p_functions[1] AND queue = p_queues[1] AND visible <= p_due_by
                 AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
@@ -44,7 +46,8 @@ BEGIN
         SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
         INTO v_more, v_page_is_odd
         FROM (
-            SELECT ctid, gates IS NOT NULL OR cancel_requested OR coalesce(expires <= p_due_by, false) AS is_odd
+            SELECT ctid, gates IS NOT NULL OR turn < 0 OR cancel_requested
+                OR coalesce(expires <= p_due_by, false) AS is_odd
             FROM {schema}.live
             -- `+ 0`: the planner must not use the index of all ready tasks.
             WHERE id = ANY (v_page) AND place + 0 = 0

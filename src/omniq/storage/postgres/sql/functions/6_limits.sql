@@ -392,11 +392,13 @@ BEGIN
         EXIT WHEN v_ready + cardinality(v_wanted) = 0;
         SELECT array_agg(first.ctid), array_agg(first.gates[1]), array_agg(first.gates[2]),
             array_agg('\x92'::bytea || {schema}.packed(id) || {schema}.packed(greatest(token + 1, p_first_token))),
-            array_agg(cardinality(first.gates) <> 2 OR cancel_requested OR coalesce(expires <= p_due_by, false)),
+            array_agg(
+                cardinality(first.gates) <> 2 OR turn < 0 OR cancel_requested OR coalesce(expires <= p_due_by, false)
+            ),
             array_agg(place = 3)
         INTO v_rows, v_limits, v_limit_sizes, v_holders, v_is_odd, v_is_offered
         FROM (
-            SELECT ctid, id, token, gates, cancel_requested, expires, place FROM {schema}.live
+            SELECT ctid, id, token, gates, turn, cancel_requested, expires, place FROM {schema}.live
             WHERE ctid = ANY (p_ready || v_wanted) ORDER BY rank, turn, seq
         ) AS first;
         v_new := array(
