@@ -356,7 +356,8 @@ class BaseStorage(Flows):
         C1. A claimed task is RUNNING, has this owner, and a token one above its last.
         C2. No task is claimed by two owners, however many claim at the same time.
         C3. Nothing is claimed before its eta. `now` decides what is due; None is the store's clock.
-        C4. Order: priority descending, then eta ascending, then order of enqueue.
+        C4. Order: priority descending, then eta ascending, then order of enqueue. C13 and C16 say which tasks have
+            another turn than their eta.
         C5. A claimed task is not claimed again until it is released, rescheduled, or given back.
         C6. `queues` restricts the claim; nothing is claimed from a paused queue.
         C7. A repeat with the same `claim_id` returns the tasks of the first call that still run.
@@ -365,6 +366,15 @@ class BaseStorage(Flows):
         C10. An owner holds at most one suspect (a task that a worker held when it died).
         C11. An owner that was fenced is refused with `LeaseLost`, and has a fresh id afterwards.
         C12. A claim is valid as long as the owner's lease; claiming takes a lease when there is none.
+        C13. The keys of the tasks with a `fair` key in one queue and priority take turns, and the tasks of a key
+             run in the order in which they came to wait: at their enqueue, or when they became due. One that was
+             released keeps its turn, one that is retried takes another.
+        C14. Of keys that have tasks waiting throughout, what they have started, as cost by weight, differs by no
+             more than a task, and one more for each producer that enqueued at the same moment. Tasks that are cancelled
+             while they wait are not charged.
+        C15. A key that had nothing waiting begins within one round, and is stored only while it says something.
+        C16. With `ageing`, a task waits for later ones of higher priority for no longer than the difference times
+             that span.
         C17. A claim takes only tasks of functions that `runnable` accepts (None: all); all others
             wait, uncharged, and cost it nothing.
         C18. A row with a lower token than this owner was given for it shows that the store went back, to a

@@ -329,12 +329,11 @@ def come_to_wait(row: Row, due: int) -> None:
     row.turn = _out_of_line(due)
 
 
-def keep_place(row: Row, turn: int) -> None:
-    """Have a row that was claimed keep that turn. Of those with a `fair` key it is before all others."""
-    if row.fair is not None and turn >= 0:
-        row.fair = FairPlace(row.fair.key, row.fair.step, is_placed=True)
+def keep_place(row: Row, fair: FairPlace | None, turn: int) -> None:
+    """Have a row that was claimed keep its turn. One with a `fair` key waits before all that have a place."""
+    if fair is not None and turn >= 0:
         turn = _out_of_line(turn)
-    row.turn = turn
+    row.fair, row.turn = fair, turn
 
 
 def _out_of_line(instant: int) -> int:
@@ -684,10 +683,10 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
             row.status = _PENDING
             row.releases += outcome.unknown_function
             if outcome.eta is None:
-                turn = row.order[1]
+                fair, turn = row.fair, row.order[1]
                 _release(row, row.due, visible=row.visible)
-                if row.fair is not None:
-                    keep_place(row, turn)
+                if fair is not None:
+                    keep_place(row, fair, turn)
             else:
                 _release(row, to_micros(outcome.eta))
             return Settled()
@@ -713,10 +712,10 @@ def _effect_of_failure(row: Row) -> Effect:
 
 
 def _suspend(row: Row, outcome: Suspended) -> None:
-    turn = row.order[1]
+    fair, turn = row.fair, row.order[1]
     begin_wait(row, outcome.on, outcome.enough)
     _release(row, NEVER if outcome.until is None else to_micros(outcome.until))
-    keep_place(row, turn)
+    keep_place(row, fair, turn)
 
 
 def _settle_success(row: Row, outcome: Succeeded) -> Settled:
@@ -905,7 +904,7 @@ def _give_back_one(row: Row, is_charged: bool, now: int, max_crashes: int, reaso
     if row.status is _RETRYING:
         row.due = now
         turn = now - row.lead if row.fair is None else turn
-    keep_place(row, turn)
+    keep_place(row, row.fair, turn)
     row.visible = 0
     row.owner = None
     row.settled = 0

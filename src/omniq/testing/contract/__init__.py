@@ -55,6 +55,7 @@ from omniq.testing.contract.conflicts import ConflictContract
 from omniq.testing.contract.dead_letters import DeadLetterContract
 from omniq.testing.contract.dependencies import DependencyContract
 from omniq.testing.contract.enqueue import EnqueueContract
+from omniq.testing.contract.fairness import FairnessContract
 from omniq.testing.contract.groups import GroupContract
 from omniq.testing.contract.incarnation import IncarnationContract
 from omniq.testing.contract.lease import LeaseContract
@@ -84,6 +85,7 @@ class StorageContract(
     ValueContract,
     ClaimContract,
     OrderContract,
+    FairnessContract,
     RecordContract,
     VerbContract,
     LeaseContract,
@@ -120,6 +122,7 @@ __all__ = [
     "DeadLetterContract",
     "DependencyContract",
     "EnqueueContract",
+    "FairnessContract",
     "GateContract",
     "GroupContract",
     "IncarnationContract",
