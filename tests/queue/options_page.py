@@ -43,6 +43,9 @@ EXAMPLES: Mapping[str, str] = {
     "limits": '@task(limits=[Limit(key="gpu", max_running=8, cost=2), Limit(key="api", rate=50)])',
     "sequence": '@task(sequence=lambda user, text: f"user {user}")',
     "sequence_on_failure": '@task(sequence="ledger", sequence_on_failure="halt")',
+    "fair_key": "@task(fair_key=lambda tenant, text: tenant)",
+    "fair_weight": "@task(fair_key=lambda tenant, text: tenant, fair_weight=3)",
+    "ageing": "@task(ageing=60)",
     "cron": '@task(cron="0 3 * * MON-FRI")',
     "tz": '@task(cron="0 3 * * *", tz="Europe/Berlin")',
     "interval": "@task(interval=30)",
@@ -141,6 +144,15 @@ The next task of the key can be claimed with the step that ends the one before: 
 different functions and queues may share a key. See [Fairness and order](../guides/fairness-and-order.md#events-of-one-customer-in-order).""",
     "sequence_on_failure": """\
 With `halt`, a task that has failed for good holds the others of its key until its dead letter is retried or deleted.""",
+    "fair_key": """\
+A tenant that has enqueued 100,000 tasks keeps another one that has a single task waiting for one round, and not for all of them. Give
+all tasks of a queue a `fair_key`, or none. See [Fairness and order](../guides/fairness-and-order.md#one-tenant-that-floods-the-queue).""",
+    "fair_weight": """\
+A key of weight 3 runs three tasks while a key of weight 1 runs one. With `cost`, a task takes as many turns as it costs. A weight holds
+for the tasks that are enqueued with it.""",
+    "ageing": """\
+With `ageing=60`, a task of priority 2 passes those of priority 0 that have waited less than two minutes longer. Not together with
+`fair_key`. See [Fairness and order](../guides/fairness-and-order.md#priorities-without-starvation).""",
     "interval": """\
 In `options(…)`, `interval` and `cron` make one task that repeats under one id: with `interval`, the next run is due one interval after the
 last one ended. `get_result` returns the newest result. In `@task(…)` and `schedules.add(…)` they make a

@@ -95,6 +95,15 @@ def enqueue(
             help=option_help("sequence_on_failure"),
         ),
     ] = None,
+    fair_key: Annotated[
+        str | None, Option("--fair-key", metavar="KEY", help=option_help("fair_key"))
+    ] = None,
+    fair_weight: Annotated[
+        float | None, Option("--fair-weight", metavar="N", help=option_help("fair_weight"))
+    ] = None,
+    ageing: Annotated[
+        str | None, Option("--ageing", metavar="SPAN", help=option_help("ageing"))
+    ] = None,
     task_id: Annotated[str | None, Option("--id", help=option_help("task_id"))] = None,
     task_type: Annotated[
         str | None, Option("--task-type", metavar="TYPE", help=option_help("task_type"))
@@ -139,6 +148,9 @@ def enqueue(
         "unique_for": parse_duration("--unique-for", unique_for),
         "sequence": sequence,
         "sequence_on_failure": cast(SequenceOnFailure | None, sequence_on_failure),
+        "fair_key": fair_key,
+        "fair_weight": fair_weight,
+        "ageing": parse_duration("--ageing", ageing),
         "task_id": task_id,
         "task_type": task_type,
         "version": version,

@@ -18,7 +18,7 @@ from omniq.cli.parsing import (
     relative_time,
 )
 from omniq.cli.queue_session import CommandFailed, with_queue
-from omniq.models import Attempt, DeadLetter, Task, TaskStatus
+from omniq.models import Attempt, DeadLetter, FairShare, Task, TaskStatus
 from omniq.operations import bulk_actions
 from omniq.operations.find_tasks import full_id, full_ids
 from omniq.operations.formatting import as_argument, timeout_text
@@ -229,8 +229,14 @@ def _identity(
         ("unique", task.unique or ""),
         ("schedule", task.schedule_id or ""),
         ("limits", output.value_text(task.limits) if task.limits else ""),
+        ("fair key", "" if task.fair is None else _share_text(task.fair)),
+        ("ageing", f"one step in {format_duration(task.ageing)}" if task.ageing else ""),
         ("breakers", ", ".join(rule.name for rule in task.breakers)),
     ]
+
+
+def _share_text(fair: FairShare) -> str:
+    return f"{fair.key} (weight {fair.weight:g}, cost {fair.cost:g})"
 
 
 def _retry_text(task: Task) -> str:

@@ -446,6 +446,8 @@ async def _order_reasons(
     storage: BaseStorage, task: Task, paused: frozenset[str], now: datetime
 ) -> list[Reason]:
     """The number of due tasks that are claimed first, of all that the same workers claim."""
+    if task.fair is not None:
+        return await _turn_reasons(storage, task, task.fair.key)
     workers = [worker for worker in await storage.workers() if _takes(worker, task)]
     ahead, is_exact = 0, True
     for status in (TaskStatus.PENDING, TaskStatus.RETRYING):
@@ -475,7 +477,34 @@ async def _order_reasons(
 
 
 def _order(task: Task) -> tuple[int, datetime, str]:
+    if task.ageing is not None:
+        return (0, _due(task) - timedelta(seconds=task.ageing * task.priority), task.id)
     return (-task.priority, _due(task), task.id)
+
+
+async def _turn_reasons(storage: BaseStorage, task: Task, key: str) -> list[Reason]:
+    """How many tasks of its key are before a task, and how many other keys take turns with it."""
+    before, others = 0, set[str]()
+    page = await storage.list_tasks(status=TaskStatus.PENDING, queue=task.queue, limit=_MAX_COUNTED)
+    for other in page:
+        if other.fair is None or other.priority != task.priority or other.id == task.id:
+            continue
+        if other.fair.key != key:
+            others.add(other.fair.key)
+        elif _order(other) < _order(task):
+            before += 1
+    if not before and not others:
+        return []
+    at_least = "at least " if len(page) == _MAX_COUNTED else ""
+    return [
+        Reason(
+            code="takes_turns",
+            text=f"It waits for a turn of its fair_key {key!r}: {at_least}{before} of the key's tasks are before "
+            f"it, and {at_least}{len(others)} other keys take turns with it",
+            since=task.eta,
+            facts={"fair_key": key, "before": before, "keys": len(others), "exact": not at_least},
+        )
+    ]
 
 
 def _due(task: Task) -> datetime:

@@ -113,6 +113,9 @@ class EnqueueOptions(TypedDict, total=False):
     limits: Iterable[Limit] | Callable[..., Iterable[Limit]] | None
     sequence: str | Callable[..., str] | None
     sequence_on_failure: SequenceOnFailure | None
+    fair_key: str | Callable[..., str] | None
+    fair_weight: float | Callable[..., float] | None
+    ageing: Duration | None
 
 
 class AsyncEnqueuer:

@@ -97,6 +97,9 @@ class ScheduleOptions(TypedDict, total=False):
     limits: Sequence[Limit] | Callable[..., Sequence[Limit]] | None
     sequence: str | Callable[..., str] | None
     sequence_on_failure: SequenceOnFailure | None
+    fair_key: str | Callable[..., str] | None
+    fair_weight: float | Callable[..., float] | None
+    ageing: Duration | None
 
 
 class AsyncSchedules:

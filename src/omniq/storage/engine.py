@@ -170,7 +170,9 @@ class Engine(FlowEngine):
     async def _give_places(self, section: Section, changes: Changes, within: object) -> None:
         """Give places in line to the new rows that are due, unless a caller's transaction would lock others out."""
         rows = [row for row in changes.inserted if row.fair is not None]
-        ready = [row for row in rows if row.visible <= section.now and not row_rules.is_waiting(row)]
+        ready = [
+            row for row in rows if row.visible <= section.now and not row_rules.is_waiting(row)
+        ]
         if ready and within is NOWHERE:
             places = Places(section)
             await places.give(ready)

@@ -250,9 +250,7 @@ async def old_documents(section: Section, limit: int) -> tuple[list[DocumentChan
             turns = _decode_turns(each.data)
             if turns is None or turns.since != front.since or turns.end <= front.at:
                 after = None
-        changes.append(
-            DocumentChange(FAIR, each.key, each.data, after, section.now + RETENTION)
-        )
+        changes.append(DocumentChange(FAIR, each.key, each.data, after, section.now + RETENTION))
     return changes, len(found) == limit
 
 

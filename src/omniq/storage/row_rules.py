@@ -932,10 +932,9 @@ def change_waiting(row: Row, task: Task, body: bytes, now: int, *, due: bool) ->
         row.visible = 0 if task.eta is None else row.due
     elif row.fair is None:
         row.turn = turn
-    if row.fair is not None and turn >= 0 and was_due and row.visible <= now:
-        # It has waited in this very line, and still does.
-        if line == (row.queue, row.priority):
-            place(row, turn)
+    was_in_line = row.fair is not None and turn >= 0 and was_due
+    if was_in_line and row.visible <= now and line == (row.queue, row.priority):
+        place(row, turn)
 
 
 def forget_failures(row: Row, now: int) -> None:

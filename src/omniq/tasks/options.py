@@ -8,7 +8,6 @@ the two commands; `docs/reference/options.md` is generated from it.
 from __future__ import annotations
 
 import inspect
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from omniq.models import (
     Task,
     TaskError,
     TaskResult,
+    check_above_zero,
     check_delays,
     check_int,
     check_key,
@@ -88,8 +88,8 @@ class TaskOptions:
     """How tasks of a function are enqueued unless the call says otherwise. None: not given.
 
     Durations are seconds. `retry` is a backoff, or a list of delays; a `timeout` of `NO_TIMEOUT` is no
-    limit. `rate` is (count, seconds); `expires` counts from the enqueue; `unique`, `limit_key` and `sequence` are
-    keys, or functions that make a key from the arguments.
+    limit. `rate` is (count, seconds); `expires` counts from the enqueue; `unique`, `limit_key`, `sequence` and
+    `fair_key` are keys, or functions that make a key from the arguments.
     """
 
     queue: str | None = None
@@ -107,6 +107,9 @@ class TaskOptions:
     limits: tuple[Limit, ...] | Callable[..., Iterable[Limit]] = ()
     sequence: str | Callable[..., str] | None = None
     sequence_on_failure: SequenceOnFailure | None = None
+    fair_key: str | Callable[..., str] | None = None
+    fair_weight: float | Callable[..., float] | None = None
+    ageing: float | None = None
     cron: str | None = None
     tz: str | None = None
     interval: float | None = None
@@ -165,6 +168,10 @@ def _check_together(given: dict[str, Any]) -> None:
         raise InvalidTask("limit_key: give rate or max_running as well, or nothing is limited")
     if "sequence_on_failure" in given and "sequence" not in given:
         raise InvalidTask("sequence_on_failure: give sequence as well, or there is none")
+    if "fair_weight" in given and "fair_key" not in given:
+        raise InvalidTask("fair_weight: give fair_key as well, or nothing is shared")
+    if "fair_key" in given and "ageing" in given:
+        raise InvalidTask("give either fair_key or ageing, not both: each decides the order")
     if isinstance(delays := given.get("retry"), tuple):
         count = given.setdefault("max_retries", len(delays))
         if count != len(delays):
@@ -214,16 +221,10 @@ def _key(name: str, value: Any) -> Any:
     return value
 
 
-def check_cost(name: str, value: Any) -> Any:
-    """Refuse a cost that is no number above 0."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value <= 0:
-        raise InvalidTask(f"{name} {value!r}: expected a number above 0")
+def _number(name: str, value: Any) -> Any:
+    if not callable(value):
+        check_above_zero(name, value)
     return value
-
-
-def _cost(name: str, value: Any) -> Any:
-    return value if callable(value) else check_cost(name, value)
 
 
 def check_limits(name: str, value: Any) -> tuple[Limit, ...]:
@@ -523,8 +524,8 @@ OPTIONS: Mapping[str, Option] = {
             type="number above 0, or function of the arguments",
             default="1",
             faces=_IN_PYTHON,
-            help="The units that the task takes of rate and max_running, which are then numbers of units.",
-            check=_cost,
+            help="The units that the task takes of rate and max_running, which are then numbers of units, and of its fair_key.",
+            check=_number,
         ),
         Option(
             "limits",
@@ -547,6 +548,29 @@ OPTIONS: Mapping[str, Option] = {
             faces=_NOT_ADD,
             help="Whether the next task of the sequence runs after one has failed for good.",
             check=_on_failure,
+        ),
+        Option(
+            "fair_key",
+            type="str, or function of the arguments",
+            faces=_NOT_ADD,
+            help="The keys of the waiting tasks in a queue take turns, however many tasks each of them has.",
+            check=_key,
+        ),
+        Option(
+            "fair_weight",
+            type="number above 0, or function of the arguments",
+            default="1",
+            faces=_NOT_ADD,
+            help="How many turns the fair_key gets for one of a key with weight 1.",
+            check=_number,
+        ),
+        Option(
+            "ageing",
+            type="duration",
+            faces=_NOT_ADD,
+            help="The time of waiting that is worth one step of priority, so that no task waits for ever.",
+            example=_SPANS,
+            check=_duration,
         ),
         Option(
             "cron",

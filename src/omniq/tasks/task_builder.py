@@ -10,20 +10,29 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from omniq.clock import Clock
 from omniq.cron import next_run
 from omniq.errors import InvalidTask
-from omniq.models import Limit, Task, TaskWorkflow, check_id, check_instant, check_key
+from omniq.models import (
+    FairShare,
+    Limit,
+    Task,
+    TaskWorkflow,
+    check_above_zero,
+    check_id,
+    check_instant,
+    check_key,
+)
 from omniq.serialization import MsgspecSerializer, keeps_objects
 from omniq.settings import Settings
 from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import not_a_function, options_of, pass_to_queue, path_of
-from omniq.tasks.options import TaskOptions, check_cost, check_limits, check_options
+from omniq.tasks.options import TaskOptions, check_limits, check_options
 from omniq.tasks.secret_parameters import secret_parameters
 
 if TYPE_CHECKING:
@@ -268,6 +277,8 @@ class TaskBuilder:
             max_wait=_max_wait(call, given),
             unique_for=given.get("unique_for"),
             limits=_limits(path, passed, given),
+            fair=_share(passed, given),
+            ageing=given.get("ageing"),
             breakers=given.get("breaker", ()),
             task_type=given.get("task_type"),
             version=given.get("version", 1),
@@ -333,12 +344,12 @@ def _limits(path: str, passed: _Call, given: Mapping[str, Any]) -> tuple[Limit, 
         more = check_limits("limits", _made("limits", more, passed))
     rate, max_running = given.get("rate"), given.get("max_running")
     if rate is None and max_running is None:
-        if "cost" in given:
-            raise InvalidTask("cost: give rate or max_running as well, or nothing counts it")
+        if "cost" in given and "fair_key" not in given:
+            raise InvalidTask(
+                "cost: give rate, max_running or fair_key as well, or nothing counts it"
+            )
         return tuple(more)
-    cost = given.get("cost")
-    if callable(cost):
-        cost = check_cost("cost", _made("cost", cost, passed))
+    cost = _number("cost", passed, given)
     units = None if cost is None else math.ceil(cost)
     key = given.get("limit_key", path)
     if callable(key):
@@ -351,6 +362,27 @@ def _limits(path: str, passed: _Call, given: Mapping[str, Any]) -> tuple[Limit, 
     return (*limits, *more)
 
 
+def _share(passed: _Call, given: Mapping[str, Any]) -> FairShare | None:
+    key = given.get("fair_key")
+    if key is None:
+        return None
+    if callable(key):
+        key = _make_key("fair_key", key, passed)
+    cost, weight = _number("cost", passed, given), _number("fair_weight", passed, given)
+    return FairShare(
+        key=key, weight=1.0 if weight is None else weight, cost=1.0 if cost is None else cost
+    )
+
+
+def _number(name: str, passed: _Call, given: Mapping[str, Any]) -> float | None:
+    """A number above 0, or what a function makes of the arguments."""
+    number = given.get(name)
+    if callable(number):
+        number = _made(name, number, passed)
+        check_above_zero(name, number)
+    return cast(float | None, number)
+
+
 def _make_key(name: str, make: Callable[..., str], passed: _Call) -> str:
     key: str = _made(name, make, passed)
     check_key(name, key)
@@ -360,7 +392,7 @@ def _make_key(name: str, make: Callable[..., str], passed: _Call) -> str:
 def _made(name: str, make: Callable[..., Any], passed: _Call) -> Any:
     """What a function of the author makes of the arguments."""
     args, kwargs = passed
-    what = "key" if name in ("unique", "limit_key") else name
+    what = "key" if name in ("unique", "limit_key", "fair_key") else name
     try:
         return make(*args, **kwargs)
     except Exception as error:

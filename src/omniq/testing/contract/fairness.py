@@ -29,7 +29,12 @@ NO_NUMBERS = (0, -1, float("nan"), float("inf"), 10**400, True, "1")
 
 
 def tasks_of(
-    key: str, numbers: Sequence[int] | range, *, weight: float = 1, cost: float = 1, **fields: object
+    key: str,
+    numbers: Sequence[int] | range,
+    *,
+    weight: float = 1,
+    cost: float = 1,
+    **fields: object,
 ) -> list[Task]:
     """Tasks of one key, whose ids are the key and these numbers."""
     fair = FairShare(key=key, weight=weight, cost=cost)
@@ -288,9 +293,7 @@ class FairnessContract(ContractPart):
         await storage.enqueue_many(
             [a_member(f"a{number}", after=("first",), fair=fair) for number in range(9)]
         )
-        await storage.enqueue_many(
-            [*tasks_of("a", range(9, 11)), *tasks_of("b", range(9))]
-        )
+        await storage.enqueue_many([*tasks_of("a", range(9, 11)), *tasks_of("b", range(9))])
         assert await claimed_one_by_one(storage, 5) == ["first", "a9", "b0", "a10", "b1"]
 
         assert shares(await claimed_one_by_one(storage, 6)) == {"a": 3, "b": 3}
