@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import takewhile
 from operator import attrgetter
 
 import msgspec
@@ -50,9 +51,7 @@ class Claimer:
     async def claim(self) -> Claimed:
         """Claim the first rows that are due, wanted, and admitted by their gates."""
         self._claimed.is_partial = await self._step.gates.wake(self._wanted.due_by)
-        released = await self._released()
-        await self._give_places(released)
-        self._add(released)
+        self._add(await self._released())
         after: Order | None = None
         is_last, size = False, 0
         while not self._is_done():
@@ -66,24 +65,31 @@ class Claimer:
                 is_last = len(page) < size
                 after = page[-1].order if page else after
                 page = self._step.without_changed(page)
-                if coming := await self._give_places(page):
-                    page = self._step.without_changed(page)
-                    self._add(coming)
             elif not self._returned:
                 return self._claimed
-            rows = self._merged(page, None if is_last else after)
+            rows = await self._placed(self._merged(page, None if is_last else after))
             await self._step.gates.load(rows)
             self._take(rows)
         return self._claimed
 
-    async def _give_places(self, rows: list[Row]) -> list[Row]:
-        """Give places in line to those of the rows that have none; returns these."""
-        coming = [row for row in rows if row.fair is not None and row_rules.needs_place(row)]
+    async def _placed(self, rows: list[Row]) -> list[Row]:
+        """The rows before the first that has no place in line; if that is the first, it and those like it get theirs."""
+        start = next((at for at, row in enumerate(rows) if self._needs_place(row)), None)
+        if start is None:
+            return rows
+        coming = [] if start else list(takewhile(self._needs_place, rows))
         if coming:
             await self._step.places.give(coming)
             for row in coming:
                 self._step.update(row)
-        return coming
+            self._moves += len(coming)
+        self._returned += rows[start:]
+        return rows[:start]
+
+    def _needs_place(self, row: Row) -> bool:
+        if row.fair is None or (row.crashes and not self._wanted.suspects):
+            return False
+        return row_rules.needs_place(row)
 
     def _is_done(self) -> bool:
         if len(self._claimed.rows) == self._limit:

@@ -29,6 +29,7 @@ from omniq.settings import Settings
 from omniq.storage.types import GivenBack, Renewal
 from omniq.testing.clock import ManualClock
 from omniq.testing.model_tasks import RETRYING, RUNNING, ModelTasks, Record
+from omniq.testing.model_turns import order_of
 
 
 @dataclass
@@ -158,6 +159,8 @@ class Model:
         for record in fresh:
             self.tasks.finished.pop(record.task.id, None)
             self.tasks.live[record.task.id] = record
+            if record.not_before <= self.clock.micros():
+                self.tasks.turns.give(record)
         return ids
 
     def _new_record(self, task: Task, nonce: str) -> Record:
@@ -220,14 +223,14 @@ class Model:
         runnable: Runnable | None,
     ) -> list[Task]:
         claimed: list[Task] = []
-        in_order = sorted(
-            self.tasks.live.values(), key=lambda each: (-each.task.priority, each.due, each.number)
-        )
-        for record in in_order:
+        left = list(self.tasks.live.values())
+        while left:
+            record = min(left, key=order_of)
             task = record.task
             holds_suspect = any(held.crashes for held in self.tasks.held_by(name))
             if len(claimed) == limit:
                 break
+            left.remove(record)
             if record.owner is not None or record.not_before > due_by:
                 continue
             if task.queue in self.paused or (queues is not None and task.queue not in queues):
@@ -236,7 +239,10 @@ class Model:
                 continue
             if record.crashes and holds_suspect:
                 continue
-            if task.expires is not None and to_micros(task.expires) <= due_by:
+            if task.fair is not None and record.turn is None:
+                self.tasks.turns.give(record)
+                left.append(record)
+            elif task.expires is not None and to_micros(task.expires) <= due_by:
                 self.tasks.finish_cancelled(record, "expired")
             elif self.tasks.gates.may_start(task, self.tasks.running()):
                 self.tasks.claim(record, name)
@@ -318,17 +324,23 @@ class Model:
             raise TaskNotFound(task_id)
         if task_id not in self.tasks.live or record.owner is not None:
             raise TaskNotWaiting(task_id, record.status)
+        now, before = self.clock.micros(), replace(record)
         record.task = msgspec.structs.replace(record.task, **given)
         if "eta" in given:
             eta = None if given["eta"] is None else to_micros(given["eta"])
-            record.due = self.clock.micros() if eta is None else eta
+            record.due = now if eta is None else eta
             record.not_before = 0 if eta is None else eta
+        waits_on = max(record.not_before, before.not_before) <= now and before.line == record.line
+        if not (before.is_in_line and waits_on):
+            self.tasks.turns.free(before)
+            record.turn, record.keeps_turn = None, False
         return record.view()
 
     def purge_results(self, older_than: datetime) -> int:
         return self._purge(lambda record: record.finished_at < to_micros(older_than))
 
     def purge_expired(self) -> int:
+        self.tasks.turns.forget_old()
         return self._purge(lambda record: record.purge_at <= self.clock.micros())
 
     def _purge(self, is_old: Callable[[Record], bool]) -> int:

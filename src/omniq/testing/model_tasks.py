@@ -24,6 +24,7 @@ from omniq.settings import Settings
 from omniq.storage.row_rules import WENT_BACK, first_token
 from omniq.testing.clock import ManualClock
 from omniq.testing.model_gates import ModelGates, breaker_result
+from omniq.testing.model_turns import ModelTurns
 
 PENDING, RUNNING, RETRYING = TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.RETRYING
 
@@ -51,6 +52,19 @@ class Record:
     result: TaskResult | None = None
     finished_at: int = 0
     purge_at: int = 0
+    turn: int | None = None
+    """The place in line of a task with a `fair` key that has one. With `keeps_turn` it waits before the line."""
+    keeps_turn: bool = False
+
+    @property
+    def line(self) -> tuple[str, int]:
+        """The line that it waits in."""
+        return (self.task.queue, self.task.priority)
+
+    @property
+    def is_in_line(self) -> bool:
+        """Whether it waits at a place in line."""
+        return self.owner is None and self.turn is not None and not self.keeps_turn
 
     @property
     def started(self) -> datetime | None:
@@ -96,6 +110,7 @@ class ModelTasks:
         self.gates = ModelGates(clock)
         self.epoch = 0
         self.live: dict[str, Record] = {}
+        self.turns = ModelTurns(clock, self.live)
         self.finished: dict[str, Record] = {}
         self.dead: dict[str, tuple[DeadLetter, Record]] = {}
         self.checkpoints: dict[str, bytes] = {}
@@ -178,6 +193,8 @@ class ModelTasks:
                 record.releases += outcome.unknown_function
                 if outcome.eta is not None:
                     self._release_claim(record, outcome.eta)
+                else:
+                    record.keeps_turn = True
                 record.owner, record.ended_claim = None, record.token
 
     def _apply_success(self, record: Record, outcome: Succeeded) -> None:
@@ -206,6 +223,7 @@ class ModelTasks:
     def _release_claim(self, record: Record, eta: datetime) -> None:
         record.owner, record.ended_claim = None, record.token
         record.due = record.not_before = to_micros(eta)
+        record.turn, record.keeps_turn = None, False
 
     def _ended_at(self, record: Record, error: TaskError) -> datetime:
         """When the run ended: as its error says, between its start and now."""
@@ -264,6 +282,7 @@ class ModelTasks:
     def finish_cancelled(self, record: Record, reason: str, *, by_owner: bool = False) -> None:
         """End the task as CANCELLED."""
         ran = record.status is RUNNING
+        self.turns.free(record)
         result = self._result(record, TaskStatus.CANCELLED, record.runs + ran, reason)
         if not ran:
             result = msgspec.structs.replace(result, started_at=None)
@@ -339,4 +358,5 @@ class ModelTasks:
             record.status = PENDING
         if record.status is RETRYING:
             record.due = now
+        record.keeps_turn = True
         record.owner, record.not_before, record.ended_claim = None, 0, 0

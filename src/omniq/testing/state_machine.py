@@ -424,6 +424,8 @@ class StorageStateMachine(RuleBasedStateMachine):
     ) -> None:
         task_id = self._some_id(back)
         eta = None if after is None else self._at(after)
+        if not self._may_change_queue(task_id):
+            queue = None
         changes = {"priority": priority, "queue": queue, "eta": eta}
         given: dict[str, Any] = {
             name: value for name, value in changes.items() if value is not None
@@ -616,6 +618,12 @@ class StorageStateMachine(RuleBasedStateMachine):
         ]
         claims = held if held and is_current else self._claims
         return claims[-1 - back % len(claims)]
+
+    def _may_change_queue(self, task_id: str) -> bool:
+        """Whether no line gets tasks of other queues that are parked, or places of other lines."""
+        record = self._model.tasks.on_record(task_id)
+        task = None if record is None else record.task
+        return task is None or not (task.limits or task.breakers or task.fair)
 
     def _some_id(self, back: int) -> str:
         ids = list(self._ids)

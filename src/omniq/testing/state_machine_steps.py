@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 import msgspec
 from hypothesis import strategies as st
 
-from omniq.models import BreakerRule, Limit, Runnable, Task, TaskError, TaskResult, TaskStatus
+from omniq.models import (
+    BreakerRule,
+    FairShare,
+    Limit,
+    Runnable,
+    Task,
+    TaskError,
+    TaskResult,
+    TaskStatus,
+)
 from omniq.outcomes import (
     Cancelled,
     Failed,
@@ -35,6 +44,17 @@ GATES: dict[str, dict[str, Any]] = {
 }
 
 
+SHARES: dict[str, dict[str, Any]] = {
+    "": {},
+    "a": {"fair": FairShare(key="a")},
+    "b": {"fair": FairShare(key="b")},
+    "heavy": {"fair": FairShare(key="heavy", weight=4)},
+    "dear": {"fair": FairShare(key="a", cost=2)},
+    "ageing": {"ageing": 3.0},
+}
+"""What decides the order of a task besides its priority and its eta."""
+
+
 class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A task to enqueue. Times are seconds from now; without a `name` it gets a new id."""
 
@@ -49,6 +69,7 @@ class TaskSpec(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=Tru
     max_crashes: int | None = None
     gate: int = 0
     function: str = "shop.pack"
+    share: str = ""
 
 
 class OutcomeSpec(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -86,6 +107,7 @@ _FEATURES: dict[str, st.SearchStrategy[Any]] = {
     "expires": st.sampled_from((2, 15, -1)),
     "result_ttl": st.sampled_from((0.0, 5.0)),
     "max_crashes": st.sampled_from((0, 2, 3)),
+    "share": st.sampled_from(tuple(SHARES)[1:]),
     "function": st.sampled_from(("shop.mail.send", "shopping.pack", "bank.pay")),
 }
 
@@ -169,13 +191,19 @@ def task_of(
     spec: TaskSpec, task_id: str, gate: str, *, args: tuple[Any, ...], now: datetime
 ) -> Task:
     """The task that `spec` describes."""
+    queue = spec.queue
+    if SHARES[spec.share].get("fair") is not None:
+        gate, queue = "", "mail"
+    elif gate:
+        # Where a line begins in which tasks are parked depends on which of them a claim has examined.
+        queue = "default"
     # A claim does not examine a parked task, so the model cannot predict when it expires.
     expires = None if gate else spec.expires
     return Task(
         id=task_id,
         func_path=spec.function,
         args=args,
-        queue=spec.queue,
+        queue=queue,
         priority=spec.priority,
         eta=None if spec.eta is None else now + timedelta(seconds=spec.eta),
         unique=spec.unique,
@@ -185,6 +213,7 @@ def task_of(
         max_crashes=spec.max_crashes,
         created_at=now,
         **GATES[gate],
+        **SHARES[spec.share],
     )
 
 
