@@ -15,7 +15,7 @@ finds it before all others when it is due, and gives it its place. So does a ret
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
@@ -128,8 +128,10 @@ def _join_nearest(free: list[_Stretch]) -> None:
 class Places:
     """The places in line that one step gives, and those that it frees."""
 
-    def __init__(self, section: Section) -> None:
+    def __init__(self, section: Section, changed: Callable[[], Iterable[Row]] = tuple) -> None:
+        """`changed` are the rows that wait after this step, and did not before."""
         self._section = section
+        self._changed = changed
         self._stored: dict[str, Document | None] = {}
         self._fronts: dict[_Line, Front] = {}
         self._turns: dict[str, Turns] = {}
@@ -209,6 +211,7 @@ class Places:
         now, known = self._section.now, self._stored_front(line)
         first = await first_in(self._section, line)
         waiting = [] if first is None else [first]
+        waiting += [row for row in self._changed() if _is_ready(row, line, now)]
         if gates:
             parked = await self._section.parked(sorted(gates), 1)
             waiting += [row for row in parked if (row.queue, row.priority) == line]
@@ -218,6 +221,12 @@ class Places:
         if not waiting:
             return Front(max(known.at, now), max(known.since + 1, now))
         return Front(max(known.at, min(turns, default=known.at)), known.since)
+
+
+def _is_ready(row: Row, line: _Line, now: int) -> bool:
+    """Whether `first_in` would find the row."""
+    is_due = row.visible <= now and row.order[1] >= 0 and not row.crashes
+    return is_due and (row.queue, row.priority) == line
 
 
 def _key_name(row: Row) -> str:

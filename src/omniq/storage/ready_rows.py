@@ -65,6 +65,10 @@ class _Lane:
             end = position + limit - len(found)
             if end > len(self._sorted) and (self._run or self._heap):
                 self._sort(end - len(self._sorted) + _AHEAD)
+                if after is not None and not found:
+                    # A caller that skips rows that nothing has read yet.
+                    position = bisect_right(self._sorted, after, position, key=_order_in)
+                    continue
             found += [
                 entry for entry in self._sorted[position:end] if entries.get(entry[3]) is entry
             ]

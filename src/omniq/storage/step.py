@@ -72,7 +72,7 @@ class Step:
     def places(self) -> Places:
         """The places in line that the step gives and frees. Made late, as `ends`."""
         if self._places is None:
-            self._places = Places(self.section)
+            self._places = Places(self.section, lambda: self.waiting)
         return self._places
 
     @property
