@@ -32,6 +32,7 @@ from omniq.testing.contract._suite import (
     status_of,
     visible_state,
 )
+from omniq.testing.contract.fairness import tasks_of
 
 
 class UserConnection(Protocol):
@@ -183,6 +184,23 @@ class TransactionContract(ContractPart):
             (claimed,) = await other.reserve(5)
             assert claimed.id == task_id
             await other.record([Succeeded(task_id, claimed.token, a_result(claimed))])
+
+    @promise("N1", "C13")
+    async def test_tasks_take_their_turns_after_the_commit_and_keep_no_producer_waiting(
+        self, storage: BaseStorage, open_another: OpenAnother, user: UserConnection
+    ) -> None:
+        other = await open_another()
+        await other.enqueue_many(tasks_of("a", range(3)))
+        await user.begin()
+        await storage.enqueue_within(user.connection, tasks_of("b", range(2)))
+        if storage.capabilities.name == "postgresql":
+            # Another producer of the same key, while the transaction is open.
+            await other.enqueue_many(tasks_of("b", range(2, 3)))
+        await user.commit()
+        if storage.capabilities.name != "postgresql":
+            await other.enqueue_many(tasks_of("b", range(2, 3)))
+
+        assert ids(await other.reserve(6)) == ["a0", "b2", "a1", "b0", "a2", "b1"]
 
     @promise("F20")
     async def test_a_flow_of_a_transaction_that_is_rolled_back_never_existed(
