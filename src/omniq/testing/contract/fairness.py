@@ -184,6 +184,16 @@ class FairnessContract(ContractPart):
         assert ids(await storage.reserve(12)) == expected
 
     @promise("C14")
+    async def test_turns_that_all_others_have_passed_are_lost(self, storage: BaseStorage) -> None:
+        await storage.enqueue_many([*tasks_of("a", range(10)), *tasks_of("b", range(10))])
+        for number in range(5):
+            await storage.cancel(f"a{number}")
+        assert shares(await claimed_one_by_one(storage, 5)) == {"b": 5}
+        await storage.enqueue_many(tasks_of("a", range(10, 15)))
+
+        assert ids(await storage.reserve(4)) == ["a5", "b5", "a6", "b6"]
+
+    @promise("C14")
     async def test_cancelling_again_and_again_gains_no_turns(self, storage: BaseStorage) -> None:
         await storage.enqueue_many(tasks_of("b", range(20)))
         claimed: list[str] = []
