@@ -37,6 +37,7 @@ The class may add tests; replacing one raises `TypeError`. Where backends differ
 - `progress`: progress reports of running tasks.
 - `schedules`: storing and firing schedules.
 - `run_history`: counts of runs by minute and hour, versions, ended workers.
+- `fairness`: keys that take turns, and ageing.
 - `sequences`: tasks that run one at a time, in order.
 - `queues_and_gates`: paused queues, limits, rates and circuit breakers.
 - `waiting`: waits for work and for results.
