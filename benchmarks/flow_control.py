@@ -19,10 +19,13 @@ import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 from omniq import AsyncTaskQueue, task
 from omniq.testing.servers import PostgresServer, RedisServer
+
+Noop = Callable[[str], Coroutine[Any, Any, None]]
 
 BULK, CONCURRENCY = 1_000, 100
 FLOOD, QUIET = 5_000, 50
@@ -72,7 +75,7 @@ def url_of(base: str, number: int) -> str:
     return f"{base}{number}" + ("?durability=os" if is_local else "")
 
 
-async def drain(url: str, function: object, count: int, tenants: int) -> tuple[float, float]:
+async def drain(url: str, function: Noop, count: int, tenants: int) -> tuple[float, float]:
     """Tasks a second of an enqueue in bulk, and of the drain."""
     async with AsyncTaskQueue(url) as queue:
         began = time.perf_counter()

@@ -40,6 +40,7 @@ PUBLIC = [
     "Pong",
     "QueueInfo",
     "LimitInfo",
+    "FairShare",
     "Limit",
     "Runnable",
     "Schedule",
