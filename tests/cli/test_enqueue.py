@@ -143,3 +143,16 @@ def test_wrong_delays_say_what_is_expected(omniq):
 
     assert refused.code == 2
     assert "expected delays such as 10s,30s,1m" in refused.err
+
+
+def test_the_share_of_a_task_is_stored_and_shown(omniq, queue):
+    fair = omniq(
+        *("enqueue", "clitasks.add", "1", "--fair-key", "acme", "--fair-weight", "2.5"),
+    ).out.strip()
+    ageing = omniq("enqueue", "clitasks.add", "1", "--ageing", "1m").out.strip()
+
+    share = queue.get_task(fair).fair
+    assert (share.key, share.weight, share.cost) == ("acme", 2.5, 1.0)
+    assert queue.get_task(ageing).ageing == 60
+    assert "acme (weight 2.5, cost 1)" in omniq("tasks", "show", fair).out
+    assert omniq("enqueue", "clitasks.add", "1", "--fair-weight", "2").code != 0

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from omniq.errors import TaskNotFound
-from omniq.models import BreakerRule, Limit, Progress, Runnable
+from omniq.models import BreakerRule, FairShare, Limit, Progress, Runnable
 from omniq.operations.explain import Reason, explain
 from omniq.outcomes import Cancelled, Failed, Released, Retried, Succeeded
 from omniq.storage import open_storage
@@ -154,6 +154,38 @@ async def test_full_workers_and_the_tasks_ahead_are_counted(storage, worker, clo
 
     busy, behind = await reasons(storage, "mine")
     assert (busy.code, behind.code) == ("all_busy", "behind")
+    assert behind.facts == {"ahead": 2, "exact": True}
+
+
+async def test_the_turns_before_a_task_with_a_fair_key_are_counted(storage, worker, clock):
+    other = await worker(concurrency=1)
+    await storage.enqueue(a_task("running", priority=9))
+    await other.reserve(1)
+    for task_id, key in [
+        ("a", "acme"),
+        ("b", "acme"),
+        ("c", "best"),
+        ("mine", "acme"),
+        ("d", "acme"),
+    ]:
+        await storage.enqueue(a_task(task_id, fair=FairShare(key=key)))
+        clock.advance(1)
+
+    busy, turns = await reasons(storage, "mine")
+    assert (busy.code, turns.code) == ("all_busy", "takes_turns")
+    assert turns.facts == {"fair_key": "acme", "before": 2, "keys": 1, "exact": True}
+
+
+async def test_a_task_that_ages_waits_behind_those_whose_turn_is_earlier(storage, worker, clock):
+    other = await worker(concurrency=1)
+    await storage.enqueue(a_task("running", priority=9))
+    await other.reserve(1)
+    await storage.enqueue(a_task("old", ageing=10))
+    clock.advance(15)
+    await storage.enqueue(a_task("higher", ageing=10, priority=2))
+    await storage.enqueue(a_task("mine", ageing=10, priority=1))
+
+    _, behind = await reasons(storage, "mine")
     assert behind.facts == {"ahead": 2, "exact": True}
 
 

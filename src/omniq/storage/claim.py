@@ -74,6 +74,8 @@ class Claimer:
 
     async def _placed(self, rows: list[Row]) -> list[Row]:
         """The rows before the first that has no place in line; if that is the first, it and those like it get theirs."""
+        if not [row for row in rows if row.fair is not None]:
+            return rows
         start = next((at for at, row in enumerate(rows) if self._needs_place(row)), None)
         if start is None:
             return rows

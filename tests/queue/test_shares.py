@@ -1,0 +1,68 @@
+"""The options fair_key, fair_weight, cost and ageing, as a queue stores them."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import pytest
+
+from omniq import FairShare, InvalidTask, TaskQueue, task
+
+
+@task(
+    fair_key=lambda tenant, megabytes: tenant,
+    fair_weight=lambda tenant, megabytes: 3 if tenant == "gold" else 1,
+    cost=lambda tenant, megabytes: megabytes,
+)
+def transcode(tenant: str, megabytes: float) -> None: ...
+
+
+@task
+def plain(tenant: str) -> None: ...
+
+
+@pytest.fixture
+def queue():
+    with TaskQueue("memory://") as opened:
+        yield opened
+
+
+def test_key_weight_and_cost_may_be_functions_of_the_arguments(queue):
+    queue.enqueue(transcode, "gold", 2.5)
+
+    (stored,) = queue.list_tasks()
+    assert stored.fair == FairShare(key="gold", weight=3, cost=2.5)
+
+
+def test_a_call_may_name_another_key(queue):
+    queue.options(fair_key="all", fair_weight=2).enqueue(plain, "gold")
+    queue.options(ageing=timedelta(minutes=1), priority=2).enqueue(plain, "gold")
+
+    first, second = sorted(queue.list_tasks(), key=lambda each: each.priority)
+    assert (first.fair, first.ageing) == (FairShare(key="all", weight=2), None)
+    assert (second.fair, second.ageing, second.priority) == (None, 60, 2)
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, "2", None, True, 10**400])
+def test_a_function_that_makes_no_number_above_0_is_refused_before_anything_is_stored(queue, bad):
+    for name in ("fair_weight", "cost"):
+        with pytest.raises(InvalidTask, match=name):
+            queue.options(fair_key="k", **{name: lambda tenant: bad}).enqueue_many(
+                plain, [("a",), ("b",)]
+            )
+
+    assert queue.list_tasks() == []
+
+
+@pytest.mark.parametrize("key", ["", 5, None])
+def test_a_function_that_makes_no_key_is_refused(queue, key):
+    with pytest.raises(InvalidTask, match="fair_key"):
+        queue.options(fair_key=lambda tenant: key).enqueue(plain, "a")
+
+    assert queue.list_tasks() == []
+
+
+def test_a_cost_that_nothing_counts_is_refused(queue):
+    with pytest.raises(InvalidTask, match="fair_key as well"):
+        queue.options(cost=2).enqueue(plain, "a")
