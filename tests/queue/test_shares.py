@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from omniq import FairShare, InvalidTask, TaskQueue, task
+from omniq import FairShare, InvalidTask, Settings, TaskQueue, task
 
 
 @task(
@@ -66,3 +66,18 @@ def test_a_function_that_makes_no_key_is_refused(queue, key):
 def test_a_cost_that_nothing_counts_is_refused(queue):
     with pytest.raises(InvalidTask, match="fair_key as well"):
         queue.options(cost=2).enqueue(plain, "a")
+
+
+def test_the_settings_of_a_queue_are_for_its_tasks_without_another_order():
+    settings = Settings(queues={"default": {"ageing": 60}, "web": {"ageing": timedelta(hours=1)}})
+    with TaskQueue("memory://", settings=settings) as queue:
+        queue.enqueue(plain, "a")
+        queue.options(ageing=5).enqueue(plain, "a")
+        queue.options(queue="web").enqueue(plain, "a")
+        queue.enqueue(transcode, "gold", 1)
+        queue.options(queue="other").enqueue(plain, "a")
+
+        assert sorted(str(each.ageing) for each in queue.list_tasks()) == [
+            *("3600.0", "5.0", "60.0"),
+            *("None", "None"),
+        ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from omniq.errors import SettingsError
 from omniq.retry import ExponentialBackoff, LinearBackoff, policy_from_text, policy_text
@@ -37,6 +37,7 @@ class QueueSettings:
     queue: str
     retry: RetryPolicy | None = None
     max_retries: int | None = None
+    ageing: float | None = None
 
 
 class _Rule(Protocol):
@@ -249,7 +250,7 @@ class _Queues:
     """The settings of single queues: a table of tables, in the environment as JSON."""
 
     expected: str = (
-        "expected a table for each queue with retry or max_retries, such as "
+        "expected a table for each queue with retry, max_retries or ageing, such as "
         '{"mail": {"retry": [10, 30, 60]}}; the length of a list is the number of retries'
     )
 
@@ -276,7 +277,7 @@ class _Queues:
 def _queue_settings(name: object, table: object) -> QueueSettings:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError("not the name of a queue")
-    if not isinstance(table, Mapping) or not table.keys() <= {"retry", "max_retries"}:
+    if not isinstance(table, Mapping) or not table.keys() <= {"retry", "max_retries", "ageing"}:
         raise ValueError("unknown settings")
     retry = _Retry().normalize(table.get("retry"))
     most = table.get("max_retries")
@@ -286,7 +287,12 @@ def _queue_settings(name: object, table: object) -> QueueSettings:
         if most not in (None, len(retry)):
             raise ValueError("two numbers of retries")
         most = len(retry)
-    return QueueSettings(name, retry, most)
+    ageing = table.get("ageing")
+    if ageing is None:
+        return QueueSettings(name, retry, most)
+    if not _Seconds().accepts(ageing):
+        raise ValueError("not a span of time")
+    return QueueSettings(name, retry, most, cast(float, _Seconds().normalize(ageing)))
 
 
 def queues_data(queues: tuple[QueueSettings, ...]) -> dict[str, dict[str, object]]:
@@ -296,6 +302,8 @@ def queues_data(queues: tuple[QueueSettings, ...]) -> dict[str, dict[str, object
         found[each.queue] = {} if each.retry is None else {"retry": policy_text(each.retry)}
         if each.max_retries is not None and not isinstance(each.retry, tuple):
             found[each.queue]["max_retries"] = each.max_retries
+        if each.ageing is not None:
+            found[each.queue]["ageing"] = each.ageing
     return found
 
 

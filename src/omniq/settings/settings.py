@@ -54,7 +54,8 @@ class Settings:
 
     `retry` is the delays before retries, for tasks that name none: `[10, 30, 60]`, whose length is also
     the number of retries, or "linear(step=5)" or "exponential(base=1, cap=600)". `queues` has the same
-    for single queues: `{"mail": {"retry": [10, 30, 60]}, "web": {"max_retries": 5}}`.
+    for single queues: `{"mail": {"retry": [10, 30, 60]}, "web": {"max_retries": 5}}`;
+    `ageing` there is for all tasks of the queue without `fair_key`.
 
     `lifespan` is the dotted path of an async context manager that each worker process enters before it
     claims a task, within `start_timeout`; `middleware` are paths of functions around each run.
@@ -203,6 +204,14 @@ class Settings:
         policy = next((each.retry for each in levels if each.retry is not None), None)
         most = next(each.max_retries for each in levels if each.max_retries is not None)
         return most, policy
+
+    def ageing_of(self, queue: str) -> float | None:
+        """The ageing of tasks of this queue that name none, in seconds.
+
+        >>> Settings(queues={"mail": {"ageing": 60}}).ageing_of("mail")
+        60.0
+        """
+        return next((each.ageing for each in self._queues if each.queue == queue), None)
 
     @property
     def queue_names(self) -> tuple[str, ...]:

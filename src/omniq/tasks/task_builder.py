@@ -157,7 +157,8 @@ class TaskBuilder:
         self._other_retries = settings.retries_of("")
         self._plain_retries, policy = self._retries.get("default", self._other_retries)
         # Options of every call, so that no call is plain, if the settings have delays for plain calls.
-        self._for_all: Mapping[str, Any] = {} if policy is None else {"has_policy": True}
+        is_plain = policy is None and settings.ageing_of("default") is None
+        self._for_all: Mapping[str, Any] = {} if is_plain else {"has_policy": True}
 
     def build(
         self,
@@ -278,7 +279,7 @@ class TaskBuilder:
             unique_for=given.get("unique_for"),
             limits=_limits(path, passed, given),
             fair=_share(passed, given),
-            ageing=given.get("ageing"),
+            ageing=self._ageing(queue, given),
             breakers=given.get("breaker", ()),
             task_type=given.get("task_type"),
             version=given.get("version", 1),
@@ -287,6 +288,12 @@ class TaskBuilder:
             secrets=given["secrets"],
             created_at=now,
         )
+
+    def _ageing(self, queue: str, given: Mapping[str, Any]) -> float | None:
+        ageing: float | None = given.get("ageing")
+        if ageing is None and "fair_key" not in given:
+            return self._settings.ageing_of(queue)
+        return ageing
 
     def _unique_key(self, path: str, stored: _Call, passed: _Call, unique: Any) -> str | None:
         if unique is None or isinstance(unique, str):
