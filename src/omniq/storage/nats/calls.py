@@ -337,7 +337,8 @@ class RecordAndClaim(Call):
         found = tables.ready.candidates(wanted, None, claim.limit)
         rows: list[Row] = []
         for row in found:
-            if row.gates or row.crashes or row.parked or row.expires is not None:
+            is_gated = row.gates or row.crashes or row.parked or row.expires is not None
+            if is_gated or row_rules.needs_place(row):
                 # The rules decide about this row and all later ones.
                 break
             row = row_rules.copy_of(row)
