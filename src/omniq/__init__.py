@@ -111,6 +111,7 @@ from omniq.tasks.versions import Args
 
 if TYPE_CHECKING:
     from omniq.circuit_breaker import BreakerState, CircuitBreaker
+    from omniq.operations.check import CheckProblem, CheckReport
     from omniq.operations.flow_handle import AsyncFlowHandle, FlowHandle
     from omniq.operations.handle import AsyncTaskHandle, TaskHandle
     from omniq.operations.health import BreakerInfo, Health, StuckTask, UnrunnableFunction
@@ -137,6 +138,8 @@ else:
         "BreakerInfo": "omniq.operations.health",
         "BreakerState": "omniq.circuit_breaker",
         "Capabilities": "omniq.storage.types",
+        "CheckProblem": "omniq.operations.check",
+        "CheckReport": "omniq.operations.check",
         "CircuitBreaker": "omniq.circuit_breaker",
         "CloudpickleSerializer": "omniq.serialization",
         "Flow": "omniq.tasks.flow",
@@ -179,6 +182,8 @@ __all__ = [
     "BreakerState",
     "CallTimeout",
     "Capabilities",
+    "CheckProblem",
+    "CheckReport",
     "ChildrenFailed",
     "CircuitBreaker",
     "CircuitOpen",

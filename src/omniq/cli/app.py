@@ -50,6 +50,10 @@ _COMMANDS = {
         "omniq.cli.events:events",
         "Print what happens to tasks, workers, queues and breakers, as it happens.",
     ),
+    "check": (
+        "omniq.cli.check:check",
+        "Say before a deploy what is stored that the new code cannot run.",
+    ),
     "purge": (
         "omniq.cli.purge:purge",
         "Delete finished tasks and their results. Waiting and running tasks are not affected.",

@@ -17,6 +17,8 @@ Plain data and plain functions, without any layout:
 - `newest`: the newest tasks and dead letters.
 - `task_detail`: everything known about one task.
 - `task_changes`: another priority, queue or eta of one waiting task.
+- `check`: what is stored that the code cannot run, by function and reason.
+- `call_check`: whether the code can make one stored call.
 - `explain`: why a task does not run, or how it ended.
 - `dead_groups`: dead letters grouped by error.
 - `bulk_actions`: retry, cancel, delete and purge many tasks.

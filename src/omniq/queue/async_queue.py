@@ -33,6 +33,7 @@ from omniq.models import (
     TaskResult,
     TaskStatus,
 )
+from omniq.operations.check import CheckReport
 from omniq.operations.flow_handle import AsyncFlowHandle
 from omniq.operations.handle import AsyncTaskHandle
 from omniq.operations.health import Health, HealthLimits, health_of
@@ -452,6 +453,19 @@ class AsyncTaskQueue(AsyncEnqueuer):
             endless_after=endless_after,
         )
         return await health_of(self._storage, limits)
+
+    async def check(
+        self, modules: Sequence[str] | None = None, *, dead: bool = True
+    ) -> CheckReport:
+        """Report which stored tasks, schedules and dead letters a worker with these modules cannot run.
+
+        It imports the modules as `omniq worker` does, and reads everything that has not ended; it runs no
+        task and changes nothing. Without modules it checks the functions that this program has imported,
+        and without `dead` it leaves dead letters out. `omniq check` does the same before a deploy.
+        """
+        from omniq.queue.deploy_check import check_deploy
+
+        return await check_deploy(self._storage, self.schedules, modules, dead=dead)
 
     async def purge_results(self, older_than: Duration | datetime) -> int:
         """Delete tasks that finished before an instant, or longer ago than that; return how many."""

@@ -280,6 +280,7 @@ class TaskQueue(Enqueuer):
     stats = blocking(AsyncTaskQueue.stats)
     history = blocking(AsyncTaskQueue.history)
     health = blocking(AsyncTaskQueue.health)
+    check = blocking(AsyncTaskQueue.check)
     purge_results = blocking(AsyncTaskQueue.purge_results)
     cleanup_orphaned_state = blocking(AsyncTaskQueue.cleanup_orphaned_state)
     open = blocking(AsyncTaskQueue.open)
