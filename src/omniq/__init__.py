@@ -111,6 +111,7 @@ from omniq.tasks.versions import Args
 
 if TYPE_CHECKING:
     from omniq.circuit_breaker import BreakerState, CircuitBreaker
+    from omniq.operations.bulk_actions import BulkReport
     from omniq.operations.check import CheckProblem, CheckReport
     from omniq.operations.flow_handle import AsyncFlowHandle, FlowHandle
     from omniq.operations.handle import AsyncTaskHandle, TaskHandle
@@ -137,6 +138,7 @@ else:
         "BaseStorage": "omniq.storage.base",
         "BreakerInfo": "omniq.operations.health",
         "BreakerState": "omniq.circuit_breaker",
+        "BulkReport": "omniq.operations.bulk_actions",
         "Capabilities": "omniq.storage.types",
         "CheckProblem": "omniq.operations.check",
         "CheckReport": "omniq.operations.check",
@@ -180,6 +182,7 @@ __all__ = [
     "BreakerInfo",
     "BreakerRule",
     "BreakerState",
+    "BulkReport",
     "CallTimeout",
     "Capabilities",
     "CheckProblem",

@@ -38,6 +38,7 @@ from omniq.operations.flow_handle import AsyncFlowHandle
 from omniq.operations.handle import AsyncTaskHandle
 from omniq.operations.health import Health, HealthLimits, health_of
 from omniq.operations.task_changes import change_task, run_task_now
+from omniq.queue.bulk import AsyncBulk
 from omniq.queue.dead_letters import AsyncDeadLetters
 from omniq.queue.operators import AsyncBreakers, AsyncLimits, AsyncQueues, AsyncWorkers
 from omniq.retry import Backoff
@@ -302,6 +303,7 @@ class AsyncTaskQueue(AsyncEnqueuer):
         self._all_wrappers: list[EnqueueWrapper] = []
         super().__init__(storage, builder_for(storage), NO_OPTIONS, wrappers=self._all_wrappers)
         self.dead = AsyncDeadLetters(storage)
+        self.bulk = AsyncBulk(storage)
         self.schedules = AsyncSchedules(storage, self._builder)
         self.queues = AsyncQueues(storage)
         self.workers = AsyncWorkers(storage)

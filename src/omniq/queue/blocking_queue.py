@@ -23,6 +23,7 @@ from omniq.operations.flow_handle import FlowHandle
 from omniq.operations.handle import TaskHandle
 from omniq.queue.async_queue import AsyncEnqueuer, AsyncTaskQueue, Call, EnqueueOptions
 from omniq.queue.blocking_operators import Breakers, Limits, Queues, Workers
+from omniq.queue.bulk import Bulk
 from omniq.queue.dead_letters import AsyncDeadLetters, JsonRecord
 from omniq.scheduling.schedules import Schedules
 from omniq.serialization import Serializer
@@ -262,6 +263,7 @@ class TaskQueue(Enqueuer):
         self._queue = AsyncTaskQueue(url, settings=settings, serializer=serializer, clock=clock)
         super().__init__(Portal(self._queue.storage.settings.call_timeout), self._queue)
         self.dead = DeadLetters(self._portal, self._queue.dead)
+        self.bulk = Bulk(self._portal, self._queue.bulk)
         self.schedules = Schedules(self._portal, self._queue.schedules)
         self.queues = Queues(self._portal, self._queue.queues)
         self.workers = Workers(self._portal, self._queue.workers)
