@@ -122,6 +122,7 @@ if TYPE_CHECKING:
     from omniq.queue.blocking_queue import TaskQueue
     from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
     from omniq.storage.base import BaseStorage
+    from omniq.storage.pauses import Pause
     from omniq.storage.types import Capabilities
     from omniq.tasks.flow import Flow
     from omniq.worker import AsyncWorkerPool, WorkerPool
@@ -149,6 +150,7 @@ else:
         "Health": "omniq.operations.health",
         "LimitInfo": "omniq.operations.limits",
         "MsgspecSerializer": "omniq.serialization",
+        "Pause": "omniq.storage.pauses",
         "PoolStats": "omniq.worker.pool_stats",
         "QueueInfo": "omniq.operations.overview",
         "Serializer": "omniq.serialization",
@@ -218,6 +220,7 @@ __all__ = [
     "NotSealed",
     "OmniqError",
     "PartialError",
+    "Pause",
     "PermanentError",
     "Pong",
     "PoolStats",

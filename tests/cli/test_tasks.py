@@ -257,9 +257,9 @@ def test_failed_tasks_are_retried_by_filter(omniq, queue, dead_task):
     dead_task("no such mailbox")
 
     assert omniq("tasks", "retry", "--all", "--search", "error:card", "--yes").code == 0
-    assert omniq("dead", "delete", "--all", "--search", "error:mailbox", "--dry-run").out.startswith(
-        "1 dead letter would be deleted\n"
-    )
+    assert omniq(
+        "dead", "delete", "--all", "--search", "error:mailbox", "--dry-run"
+    ).out.startswith("1 dead letter would be deleted\n")
     assert len(queue.dead.list()) == 1
 
 

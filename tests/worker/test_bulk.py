@@ -160,11 +160,14 @@ async def test_what_was_done_before_an_interruption_stays_and_is_not_done_again(
 ):
     await charges(clocked, 5)
     await fail_all(clocked)
-    change = asyncio.ensure_future(
-        clocked.bulk.retry(all=True, on_step=lambda report: change.cancel() and None)
-    )
+    running: list[asyncio.Future[BulkReport]] = []
+
+    def interrupt(report: BulkReport) -> None:
+        running[0].cancel()
+
+    running.append(asyncio.ensure_future(clocked.bulk.retry(all=True, on_step=interrupt)))
     with pytest.raises(asyncio.CancelledError):
-        await change
+        await running[0]
     rest = await clocked.bulk.retry(all=True)
 
     assert 0 < rest.done < 5

@@ -8,7 +8,8 @@ from typing import Annotated
 from omniq.cli import output
 from omniq.cli.bulk import DryRun, Words, change_all
 from omniq.cli.command import Argument, Group
-from omniq.cli.options import Json, Url, Yes
+from omniq.cli.options import Json, PauseReason, PauseSpan, Url, Yes
+from omniq.cli.parsing import parse_duration
 from omniq.cli.queue_session import with_queue
 from omniq.operations import bulk_actions
 from omniq.operations.bulk_selection import Steps, can_be_changed, select_tasks
@@ -53,13 +54,20 @@ def list_(url: Url = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def pause(names: Names, url: Url = None, as_json: Json = False) -> None:
+def pause(
+    names: Names,
+    url: Url = None,
+    reason: PauseReason = "",
+    span: PauseSpan = None,
+    as_json: Json = False,
+) -> None:
     """Pause queues: workers claim no tasks from them. Running tasks continue, and tasks can be enqueued."""
+    until = parse_duration("--for", span)
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         known = {line.name for line in await queue_summaries(task_queue.storage)}
         for name in names:
-            await task_queue.queues.pause(name)
+            await task_queue.queues.pause(name, reason=reason, until=until)
             output.print_pause("queue", name, is_paused=True, as_json=as_json)
             if name not in known and not as_json:
                 output.print_note(f"{name}: {_UNKNOWN}")

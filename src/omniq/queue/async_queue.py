@@ -40,7 +40,13 @@ from omniq.operations.health import Health, HealthLimits, health_of
 from omniq.operations.task_changes import change_task, run_task_now
 from omniq.queue.bulk import AsyncBulk
 from omniq.queue.dead_letters import AsyncDeadLetters
-from omniq.queue.operators import AsyncBreakers, AsyncLimits, AsyncQueues, AsyncWorkers
+from omniq.queue.operators import (
+    AsyncBreakers,
+    AsyncFunctions,
+    AsyncLimits,
+    AsyncQueues,
+    AsyncWorkers,
+)
 from omniq.retry import Backoff
 from omniq.scheduling.schedules import AsyncSchedules
 from omniq.serialization import Serializer
@@ -306,6 +312,7 @@ class AsyncTaskQueue(AsyncEnqueuer):
         self.bulk = AsyncBulk(storage)
         self.schedules = AsyncSchedules(storage, self._builder)
         self.queues = AsyncQueues(storage)
+        self.functions = AsyncFunctions(storage)
         self.workers = AsyncWorkers(storage)
         self.breakers = AsyncBreakers(storage)
         self.limits = AsyncLimits(storage)

@@ -22,7 +22,7 @@ from omniq.models import DeadLetter
 from omniq.operations.flow_handle import FlowHandle
 from omniq.operations.handle import TaskHandle
 from omniq.queue.async_queue import AsyncEnqueuer, AsyncTaskQueue, Call, EnqueueOptions
-from omniq.queue.blocking_operators import Breakers, Limits, Queues, Workers
+from omniq.queue.blocking_operators import Breakers, Functions, Limits, Queues, Workers
 from omniq.queue.bulk import Bulk
 from omniq.queue.dead_letters import AsyncDeadLetters, JsonRecord
 from omniq.scheduling.schedules import Schedules
@@ -266,6 +266,7 @@ class TaskQueue(Enqueuer):
         self.bulk = Bulk(self._portal, self._queue.bulk)
         self.schedules = Schedules(self._portal, self._queue.schedules)
         self.queues = Queues(self._portal, self._queue.queues)
+        self.functions = Functions(self._portal, self._queue.functions)
         self.workers = Workers(self._portal, self._queue.workers)
         self.breakers = Breakers(self._portal, self._queue.breakers)
         self.limits = Limits(self._portal, self._queue.limits)
