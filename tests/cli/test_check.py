@@ -63,3 +63,11 @@ def test_a_module_that_cannot_be_imported_and_a_missing_storage_have_codes_of_th
     assert "brokentasks" not in sys.modules
     assert omniq("check", "clitasks", "--url", f"sqlite:///{folder}/none.db").code == 3
     assert not (folder / "none.db").exists()
+
+
+def test_a_database_without_tables_is_not_set_up_by_a_check(omniq, folder, postgres_url):
+    refused = omniq("check", "clitasks", "--url", postgres_url)
+
+    assert refused.code == 3
+    assert "is not set up; run 'omniq schema install'" in refused.err
+    assert omniq("schema", "check", "--url", postgres_url).code != 0

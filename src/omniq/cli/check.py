@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import groupby
 from typing import Annotated
 
@@ -9,12 +10,14 @@ from omniq.cli import output
 from omniq.cli.command import Argument, Option
 from omniq.cli.options import Url
 from omniq.cli.parsing import count_of
-from omniq.cli.queue_session import with_queue
-from omniq.errors import SettingsError
+from omniq.cli.queue_session import CommandFailed, with_queue
+from omniq.cli.schema import HasSchema
+from omniq.errors import SettingsError, StorageRefused
 from omniq.operations.check import CheckProblem, CheckReport
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.queue.deploy_check import check_deploy
 from omniq.settings import Settings
+from omniq.storage import open_storage
 from omniq.worker.import_path import use_current_folder
 from omniq.worker.process import console
 
@@ -59,12 +62,24 @@ def check(
                 on_progress=progress,
             )
 
+    _refuse_missing_tables(settings)
     report = with_queue(url, work)
     if as_json:
         output.print_json(report)
     else:
         output.show(*_page(report))
     return 0 if report.ok else console.FAILURE
+
+
+def _refuse_missing_tables(settings: Settings) -> None:
+    """Raise `CommandFailed` for a database without the tables: to open it as a storage would create them."""
+    storage = open_storage(settings=settings)
+    if not isinstance(storage, HasSchema):
+        return
+    try:
+        asyncio.run(storage.check_schema())
+    except StorageRefused as error:
+        raise CommandFailed(str(error), console.NOT_FOUND) from error
 
 
 def _page(report: CheckReport) -> list[output.Renderable]:
