@@ -41,7 +41,7 @@ def nightly(region: str) -> None:
     """Declares a schedule that fits."""
 
 
-@task(name="mail.send", aliases=["mails.old_send"])
+@task(name="checked.send", aliases=["checked.old_send"])
 def send(to: str) -> None:
     """Has a name, and the path that it had before."""
 

@@ -59,8 +59,8 @@ async def test_what_fits_is_no_problem(queue):
         stored("newer", 1, version=2),
         stored("newer", 1, b=2, version=3),
         stored("unmarked"),
-        a_task(func_path="mail.send", args=("ada",)),
-        a_task(func_path="mails.old_send", kwargs={"to": "ada"}),
+        a_task(func_path="checked.send", args=("ada",)),
+        a_task(func_path="checked.old_send", kwargs={"to": "ada"}),
     )
 
     assert found == []
