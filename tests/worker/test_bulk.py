@@ -140,6 +140,19 @@ async def test_a_retry_by_reason_and_by_arguments(clocked):
     assert (await clocked.bulk.retry(func_path=f"{__name__}.charge")).done == 2
 
 
+async def test_a_search_by_error_also_finds_dead_letters_whose_record_has_expired(clocked, clock):
+    await charges(clocked, 2)
+    await clocked.options(result_ttl=60).enqueue(charge, 9)
+    await fail_all(clocked, "card refused")
+    clock.advance(120)
+    await clocked.storage.purge_expired()
+    with_record = len(await clocked.list_tasks())
+    done = await clocked.bulk.delete(error="refused")
+
+    assert (with_record, done.done) == (2, 3)
+    assert await clocked.dead.list() == []
+
+
 async def test_a_change_can_be_stopped_between_two_steps_and_repeated(clocked, steps_of_two):
     await charges(clocked, 5)
     seen: list[int] = []

@@ -360,7 +360,7 @@ def delete(
         if every:
             wanted = filters.search(storage.clock.now())
             await change_all(
-                lambda: select_tasks(storage, wanted, can_be_deleted),
+                lambda: select_tasks(storage, wanted, can_be_deleted, and_dead=True),
                 change,
                 words,
                 yes,

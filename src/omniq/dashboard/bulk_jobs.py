@@ -72,7 +72,8 @@ def _steps(storage: BaseStorage, state: AppState, query: Query) -> Steps:
             reason=query.reason,
             fits=lambda letter: queries.dead_matches(letter, query),
         )
-    return select_tasks(storage, queries.search_of(state, query), lambda task: True)
+    wanted = queries.search_of(state, query)
+    return select_tasks(storage, wanted, lambda task: True, and_dead=True)
 
 
 async def count_matches(state: AppState, query: Query) -> Matches:

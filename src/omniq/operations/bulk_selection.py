@@ -24,6 +24,9 @@ STEP = 1_000
 
 _AT_ONCE = 32
 
+_WITH_ERRORS = (TaskStatus.RUNNING, TaskStatus.RETRYING, TaskStatus.FAILED)
+"""The statuses of tasks that are found by an error or a worker, as a search finds them."""
+
 Steps = AsyncIterator[Sequence[str]]
 
 
@@ -68,9 +71,16 @@ def new_values(
 
 
 async def select_tasks(
-    storage: BaseStorage, wanted: TaskSearch, fits: Callable[[Task], bool]
+    storage: BaseStorage,
+    wanted: TaskSearch,
+    fits: Callable[[Task], bool],
+    *,
+    and_dead: bool = False,
 ) -> Steps:
-    """The tasks that match and fit. What has been changed must no longer fit: it can then be repeated."""
+    """The tasks that match and fit. What has been changed must no longer fit: it can then be repeated.
+
+    `and_dead`: a search by error or worker also finds dead letters whose task has no record any more.
+    """
     ids: list[str] = []
     tasks = all_tasks(
         storage,
@@ -82,7 +92,9 @@ async def select_tasks(
     async for task in tasks:
         if not (fits(task) and matches(task, wanted)):
             continue
-        if wanted.reads_failures and not await failed_so(storage, task.id, wanted, task.owner):
+        if wanted.reads_failures and not (
+            task.status in _WITH_ERRORS and await failed_so(storage, task.id, wanted, task.owner)
+        ):
             continue
         ids.append(task.id)
         if len(ids) == STEP:
@@ -90,6 +102,10 @@ async def select_tasks(
             ids = []
     if ids:
         yield ids
+    if and_dead and wanted.reads_failures:
+        async for dead in select_dead(storage, wanted):
+            if left := [each for each in dead if await storage.get_task(each) is None]:
+                yield left
 
 
 async def select_dead(

@@ -76,7 +76,8 @@ class AsyncBulk:
         self, *, all: bool = False, on_step: OnStep | None = None, **wanted: Unpack[BulkFilter]
     ) -> BulkReport:
         """Delete the tasks that match and have ended, with their results and dead letters."""
-        steps = self._tasks("delete", all, wanted, can_be_deleted)
+        search = self._search("delete", all, wanted)
+        steps = select_tasks(self._storage, search, can_be_deleted, and_dead=True)
         return await self._run(bulk_actions.delete_tasks, steps, on_step)
 
     async def run_now(
