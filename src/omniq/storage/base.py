@@ -370,8 +370,8 @@ class BaseStorage(Flows):
              run in the order in which they came to wait: at their enqueue, or when they became due. One that was
              released keeps its turn, one that is retried takes another.
         C14. Of keys that have tasks waiting throughout, what they have started, as cost by weight, differs by no
-             more than a task, and one more for each producer that enqueued at the same moment. Tasks that are cancelled
-             while they wait are not charged.
+             more than a task, and one more for each producer that enqueued at the same moment, and for each
+             task that a worker has released. Tasks that are cancelled while they wait are not charged.
         C15. A key that had nothing waiting begins within one round, and is stored only while it says something.
         C16. With `ageing`, a task waits for later ones of higher priority for no longer than the difference times
              that span.
