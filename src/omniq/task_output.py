@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from omniq.clock import from_micros
-from omniq.errors import InvalidTask, OutputTooLarge
+from omniq.errors import InvalidTask, OutputTooLarge, SerializationError
 from omniq.serialization import encode_internal, internal_decoder
 from omniq.text.to_json import JsonRecord
 
@@ -21,6 +21,9 @@ MAX_CHUNK = 65_536
 """Bytes of one encoded chunk, at most."""
 
 _MAX_DEPTH = 64
+
+JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
+"""A value that JSON can hold."""
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -109,6 +112,13 @@ def encode_log(message: object, level: LogLevel, fields: dict[str, Any]) -> byte
     # A line is for people: text that is not Unicode, such as a file name, is shown as well as it can be.
     text = str(message).encode("utf-8", "backslashreplace").decode()
     return _encoded(Line(text, level, fields))
+
+
+def check_encoded(data: bytes) -> None:
+    """Raise `SerializationError` for what `encode_chunk` and `encode_log` cannot have made."""
+    if len(data) > MAX_CHUNK:
+        raise SerializationError("a chunk of output is too large")
+    _decode_line(data)
 
 
 def _encoded(line: Line) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 
 from omniq.clock import Clock
@@ -16,6 +17,7 @@ from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext, enter
 from omniq.tasks.steps import WorkerServices
 from omniq.worker.executors.execution import Execution, Run, StopReason
+from omniq.worker.output_writer import OutputWriter
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.stats_recorder import StatsRecorder
 from omniq.worker.unknown_functions import UnknownFunctions, newer_version
@@ -43,10 +45,12 @@ class RunningTasks:
         *,
         services: WorkerServices,
         unknown: UnknownFunctions,
+        outputs: OutputWriter,
         default_timeout: float | None,
     ) -> None:
         self._execution = execution
         self._unknown = unknown
+        self._outputs = outputs
         self._stats = stats
         self._clock = clock
         self._pool = pool
@@ -207,6 +211,10 @@ class RunningTasks:
             # `Execution` promises not to raise. If it does, one task fails and no slot is lost.
             record = TaskError.from_exception(error, timestamp=self._clock.now())
             outcome = Failed(task.id, task.token, record, "internal")
+        if self._outputs.runs:
+            # The outcome is decided: a stop that comes meanwhile does not change it.
+            with suppress(asyncio.CancelledError):
+                await self._outputs.flush(task)
         if self.active.get(task.id) is run:
             self._finish(run, outcome)
 
@@ -223,6 +231,8 @@ class RunningTasks:
             outcome = context.completed
         if type(outcome) is not Succeeded and run.stop_reason is None and self._pool.is_ending:
             outcome = self._execution.interrupted(run)
+        if self._outputs.runs:
+            self._outputs.forget(task)
         seconds = self._clock.monotonic() - run.started
         self._stats.ran(task, seconds, run.stop_reason or "", outcome)
         self._record(task, outcome)
