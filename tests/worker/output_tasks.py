@@ -84,15 +84,25 @@ def floods_in_process(ctx: TaskContext, count: int) -> None:
 @task
 async def says_what_is_refused(ctx: TaskContext) -> list[str]:
     refused = []
-    for value in ({1: 2}, object(), [{"at": 1j}], "\udcff", 2**70, "x" * 70_000, b"x" * 70_000):
+    bad: tuple[Any, ...] = (
+        {1: 2},
+        object(),
+        [{"at": 1j}],
+        "\udcff",
+        2**70,
+        "x" * 70_000,
+        b"x" * 70_000,
+    )
+    for value in bad:
         try:
             await ctx.stream(value)
         except Exception as error:
             refused.append(f"{type(error).__name__}: {error}")
     ctx.log("file \udcff")
-    for level, fields in (("loud", {}), ("info", {"at": object()})):
+    lines: tuple[dict[str, Any], ...] = ({"level": "loud"}, {"at": object()})
+    for line in lines:
         try:
-            ctx.log("x", level=level, **fields)
+            ctx.log("x", **line)
         except Exception as error:
             refused.append(f"{type(error).__name__}: {error}")
     return refused
