@@ -54,6 +54,7 @@ from omniq.errors import (
     MiddlewareError,
     NotSealed,
     OmniqError,
+    OutputTooLarge,
     PoolStopped,
     QueueFull,
     ResultError,
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
     from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
     from omniq.storage.base import BaseStorage
     from omniq.storage.types import Capabilities
+    from omniq.task_output import OutputChunk
     from omniq.tasks.flow import Flow
     from omniq.worker import AsyncWorkerPool, WorkerPool
     from omniq.worker.pool_stats import PoolStats
@@ -144,6 +146,7 @@ else:
         "Health": "omniq.operations.health",
         "LimitInfo": "omniq.operations.limits",
         "MsgspecSerializer": "omniq.serialization",
+        "OutputChunk": "omniq.task_output",
         "PoolStats": "omniq.worker.pool_stats",
         "QueueInfo": "omniq.operations.overview",
         "Serializer": "omniq.serialization",
@@ -209,6 +212,8 @@ __all__ = [
     "MsgspecSerializer",
     "NotSealed",
     "OmniqError",
+    "OutputChunk",
+    "OutputTooLarge",
     "PartialError",
     "PermanentError",
     "Pong",

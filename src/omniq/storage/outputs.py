@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from omniq.errors import InvalidValue, OutputTooLarge
+from omniq.failpoints import hit
 from omniq.models import check_id, check_int
 from omniq.storage.side_data import SideData
 from omniq.storage.stored_output import Bounds, OutputQuery
@@ -36,7 +37,9 @@ class Outputs(SideData):
         if not batches:
             return []
         owner, bounds = self._identity.owner, Bounds.of(self._settings)
+        hit("append_output.before")
         accepted = await self._opened.append_output(owner, batches, bounds)
+        hit("append_output.after")
         self._local_wakeups.notify_results(
             [batch.task_id for batch, is_stored in zip(batches, accepted, strict=True) if is_stored]
         )

@@ -28,7 +28,6 @@ from omniq.worker.lifespan import LifespanState, OpenLifespan
 from omniq.worker.loop_watchdog import LoopWatchdog
 from omniq.worker.maintenance import Maintenance
 from omniq.worker.open_parts import OpenParts, make_execution, take_lease
-from omniq.worker.output_writer import OutputWriter
 from omniq.worker.pool_config import PoolConfig
 from omniq.worker.problems import ProblemReports
 from omniq.worker.running_tasks import SHORT_GRACE, RunningTasks
@@ -86,7 +85,6 @@ class PoolRuntime:
         self._running: RunningTasks | None = None
         self._claim_loop: ClaimLoop | None = None
         self._maintenance: Maintenance | None = None
-        self._outputs: OutputWriter | None = None
         self._problems = problems = ProblemReports(dispatcher, storage.clock)
         self._schedule_loop = ScheduleLoop(storage, dispatcher, config.poll_interval, problems)
         self._threads: ThreadExecutor | None = None
@@ -335,8 +333,6 @@ class PoolRuntime:
         parts.callback(storage.on_cancel(self.on_cancel))
         parts.callback(PASSED.subscribe(partial(self._call_on_loop, claim_loop.on_new_function)))
         parts.on_exit("release tasks", claim_loop.release_all)
-        assert self._outputs is not None
-        parts.on_exit("store output", self._outputs.store_rest)
         self._start_loops(parts, claim_loop, unknown)
         self._session.report_start(config, functions.description)
         return claim_loop
@@ -355,16 +351,14 @@ class PoolRuntime:
         self, parts: OpenParts, claim_loop: ClaimLoop, unknown: UnknownFunctions
     ) -> None:
         storage, running, maintenance = self._storage, self._running, self._maintenance
-        outputs = self._outputs
         assert running is not None
         assert maintenance is not None
-        assert outputs is not None
         parts.start_loops(
             listen=claim_loop.listen,
             count=claim_loop.counter.run,
             sweep=lambda: running.sweep(storage, margin_of(self._config.lease)),
             maintenance=maintenance.run,
-            output=outputs.run,
+            output=running.outputs.run,
             scheduling=self._schedule_loop.run,
             report=claim_loop.report_left_forever,
         )
@@ -380,7 +374,6 @@ class PoolRuntime:
         state: LifespanState,
     ) -> RunningTasks:
         storage, config = self._storage, self._config
-        self._outputs = outputs = OutputWriter(storage, self._problems)
         self._threads = threads = ThreadExecutor(self.on_leaked_threads_change)
         parts.callback(threads.close)
         execution = make_execution(parts, storage, config, functions, threads)
@@ -395,14 +388,11 @@ class PoolRuntime:
                 threads,
                 execution,
                 maintenance,
-                outputs,
                 state,
                 wrappers=self._wrappers,
                 problems=self._problems,
             ),
             unknown=unknown,
-            outputs=outputs,
-            default_timeout=storage.settings.default_timeout,
         )
 
     def _make_claim_loop(self, running: RunningTasks, unknown: UnknownFunctions) -> ClaimLoop:

@@ -58,7 +58,6 @@ class TaskServices:
         threads: ThreadExecutor,
         execution: Execution,
         maintenance: Maintenance,
-        outputs: OutputWriter,
         state: LifespanState,
         *,
         wrappers: Sequence[EnqueueWrapper] = (),
@@ -69,11 +68,11 @@ class TaskServices:
         self.clock = storage.clock
         self.serializer = storage.serializer
         self.report = maintenance.report
-        self._outputs = outputs
-        self.add_output, self.wait_for_room = outputs.add, outputs.wait_for_room
         self.storage = storage
         self._events = dispatcher
         self._problems = problems or ProblemReports(dispatcher, storage.clock)
+        self.outputs = outputs = OutputWriter(storage, self._problems)
+        self.add_output, self.wait_for_room = outputs.add, outputs.wait_for_room
         self._threads = threads
         self._execution = execution
         self._state = state
@@ -86,7 +85,7 @@ class TaskServices:
     @property
     def waiting(self) -> int:
         """How many calls wait for a storage that is unreachable."""
-        return self._waiting + self._outputs.waiting
+        return self._waiting + self.outputs.waiting
 
     @property
     def builder(self) -> TaskBuilder:
@@ -163,7 +162,7 @@ class TaskServices:
     ) -> AsyncIterator[Any]:
         outcomes: list[Succeeded] = []
         # The commit ends the task, and nothing is stored after that.
-        await self._outputs.flush(task)
+        await self.outputs.flush(task)
 
         def success() -> Succeeded:
             outcomes.append(self._execution.success_of(task, context))
