@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from omniq import AsyncTaskQueue, TaskContext, task
@@ -71,23 +72,40 @@ async def follow_stream(url: str, task_id: str) -> None:
         following = asyncio.gather(*map(follow, range(READERS)))
         await asyncio.to_thread(sys.stdin.readline)
         following.cancel()
+        with suppress(asyncio.CancelledError):
+            await following
         print(min(counts) / (time.perf_counter() - began), flush=True)
 
 
-def drain_beside_stream(url: str, tasks: int) -> tuple[float, float]:
-    """Drain while the task streams; also the chunks a second that the slowest reader got."""
+def drain_beside_stream(url: str, tasks: int) -> tuple[float, float, float]:
+    """Drain while the task streams.
+
+    Returns also the chunks a second that the slowest reader got, and the share of a core that the stream and its
+    readers took: on a machine whose cores are all busy, that is lost to others whatever the storage does.
+    """
     speaker = start("speak", url)
     assert speaker.stdout is not None
     reader = start("follow", url, speaker.stdout.readline().strip())
     try:
         time.sleep(1)
+        before, began = cpu_of(speaker, reader), time.perf_counter()
         rate = asyncio.run(drain(url, tasks))
+        cpu = (cpu_of(speaker, reader) - before) / (time.perf_counter() - began)
         said, _ = reader.communicate("\n", timeout=20)
-        return rate, float(said)
+        return rate, float(said), cpu
     finally:
         for process in (speaker, reader):
             process.kill()
             process.wait()
+
+
+def cpu_of(*processes: subprocess.Popen[str]) -> float:
+    """Return the CPU seconds that the processes have used."""
+    ticks = 0
+    for process in processes:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -108,11 +126,11 @@ def main(pairs: int, tasks: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             urls = [given or f"sqlite:///{Path(folder)}/{name}.db" for name in ("alone", "beside")]
             alone = asyncio.run(drain(urls[0], tasks))
-            beside, chunks = drain_beside_stream(urls[1], tasks)
+            beside, chunks, cpu = drain_beside_stream(urls[1], tasks)
         ratios.append(beside / alone)
         print(
             f"{number + 1}: {alone:8,.0f} alone {beside:8,.0f} beside a stream, of which each reader got "
-            f"{chunks:,.0f} chunks/s  {ratios[-1]:.2f}",
+            f"{chunks:,.0f} chunks/s with {cpu:.0%} of a core  {ratios[-1]:.2f}",
             flush=True,
         )
     print(f"median {statistics.median(ratios):.2f}")

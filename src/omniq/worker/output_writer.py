@@ -22,6 +22,9 @@ from omniq.worker.problems import ProblemReports
 _INTERVAL, _SLOW_INTERVAL = 0.2, 1.0
 """Seconds that chunks are collected before they are stored; longer where a write costs more."""
 
+_PAUSES_PER_WRITE, _LONGEST_INTERVAL = 20, 1.0
+"""A pause is at least so many times as long as the last write: output leaves a slow storage to the tasks."""
+
 _ROOM_CHUNKS, _ROOM_BYTES = 2_000, 262_144
 """What a run may have in memory before `ctx.stream` waits: chunks or bytes that are not stored yet."""
 
@@ -79,7 +82,8 @@ class OutputWriter:
     def __init__(self, storage: BaseStorage, problems: ProblemReports) -> None:
         self._storage, self._clock = storage, storage.clock
         self._problems = problems
-        self._interval = _SLOW_INTERVAL if storage.capabilities.slow_writes else _INTERVAL
+        self._least = _SLOW_INTERVAL if storage.capabilities.slow_writes else _INTERVAL
+        self._interval = self._least
         settings = storage.settings
         self._max_chunks, self._max_bytes = settings.max_output_chunks, settings.max_output_bytes
         self._loop = asyncio.get_running_loop()
@@ -164,6 +168,7 @@ class OutputWriter:
     async def _store(self) -> None:
         batches = self._take()
         if batches:
+            began = self._clock.monotonic()
             try:
                 accepted = await self._storage.append_output(batches)
             except Exception as error:
@@ -172,6 +177,8 @@ class OutputWriter:
                 self._end_round()
                 return
             self._failures = 0
+            took = self._clock.monotonic() - began
+            self._interval = max(self._least, min(_PAUSES_PER_WRITE * took, _LONGEST_INTERVAL))
             self._drop_stored(batches, accepted)
         self._end_round()
 
