@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -21,6 +21,9 @@ MAX_CHUNK = 65_536
 """Bytes of one encoded chunk, at most."""
 
 _MAX_DEPTH = 64
+
+Instant = Annotated[int, msgspec.Meta(ge=-62_135_596_800_000_000, le=253_402_300_799_999_999)]
+"""Microseconds since 1970 that a `datetime` can hold; a damaged chunk may have any number."""
 
 JsonValue = None | bool | int | float | str | Sequence["JsonValue"] | Mapping[str, "JsonValue"]
 """A value that JSON can hold."""
@@ -72,7 +75,7 @@ class OutputPage(msgspec.Struct, frozen=True, kw_only=True):
 class StoredChunk(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A chunk as it is stored: when it was made, and its encoded `Line`."""
 
-    at: int
+    at: Instant
     data: bytes
 
 

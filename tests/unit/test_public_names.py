@@ -53,6 +53,7 @@ PUBLIC = [
     "UnrunnableFunction",
     "Attempt",
     "Progress",
+    "OutputChunk",
     "Serializer",
     "MsgspecSerializer",
     "CloudpickleSerializer",

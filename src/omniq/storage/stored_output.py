@@ -8,6 +8,7 @@ alone. The head belongs to one record of the task's id: its nonce is that of the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -45,21 +46,27 @@ _CLEARED = b"\xc0"
 """A head in place of one that was not read: nothing of its pages is for the record any more."""
 
 
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""A damaged head may have any number; a write adds to these."""
+
+_Token = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class PageEntry(msgspec.Struct, array_like=True, frozen=True):
     """A page in the head: the number of its key, of its first chunk, and of its chunks, and its size."""
 
-    index: int
-    first: int
-    count: int
-    size: int
+    index: _Number
+    first: _Number
+    count: _Number
+    size: _Number
 
 
 class RunEntry(msgspec.Struct, array_like=True):
     """A run in the head. `end` is the number of its newest chunk."""
 
-    token: int
-    attempt: int
-    end: int = 0
+    token: _Token
+    attempt: _Number
+    end: _Number = 0
     pages: list[PageEntry] = []
 
 
@@ -67,15 +74,15 @@ class Head(msgspec.Struct, array_like=True):
     """What a task has of output. `next_index` is that of the next page."""
 
     nonce: str
-    next_index: int = 1
+    next_index: _Number = 1
     runs: list[RunEntry] = []
 
 
 class StoredPage(msgspec.Struct, array_like=True):
     """A page. It repeats where it belongs, since a page may be rewritten between two reads."""
 
-    token: int
-    first: int
+    token: _Token
+    first: _Number
     chunks: list[StoredChunk]
 
 
