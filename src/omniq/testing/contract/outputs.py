@@ -265,6 +265,25 @@ class OutputContract(ContractPart):
         assert await _values(storage, all_runs=True) == ["new"]
         assert await _stored(storage) == 2
 
+    @promise("U7", "E11")
+    async def test_a_task_that_was_replaced_has_no_output_of_its_earlier_call(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        held = {"unique": "key", "on_conflict": "replace"}
+        await _claim_with_output(storage, **held)
+        task = await storage.get_task("a")
+        assert task is not None
+        await storage.record([an_outcome("retried", task, clock.now() + timedelta(hours=1))])
+        assert await _values(storage) == _VALUES
+        assert await storage.enqueue(a_task("b", args=(2,), **held)) == "a"
+
+        assert await _values(storage, all_runs=True) == []
+        await storage.purge_expired()
+        assert await _stored(storage) == 0
+        again = await claim_one(storage)
+        await storage.append_output([an_output("a", again.token, "new")])
+        assert await _values(storage, all_runs=True) == ["new"]
+
     @promise("U5", "U7")
     async def test_a_purge_keeps_the_output_of_live_tasks_and_dead_letters(
         self, storage: BaseStorage, clock: ManualClock
