@@ -405,18 +405,21 @@ async def due_heads(section: Section, limit: int) -> list[Document]:
 async def purged(
     section: Section, heads: Sequence[Document], is_of: Callable[[Document, Record], bool]
 ) -> list[DocumentChange]:
-    """The deletion of the output that has no record any more; the rest is looked at again later."""
+    """The deletion of the output that has no record any more; the rest is looked at again later.
+
+    A head without data is too large to be read: it is damaged.
+    """
     records = await section.load([head.key for head in heads])
     changes: list[DocumentChange] = []
     for head in heads:
         record = records.get(head.key)
-        if record is not None and is_of(head, record):
+        if head.data and record is not None and is_of(head, record):
             due = section.now + (_LIVE_CHECK if record.is_live else _ENDED_CHECK)
             if record.finished is not None and record.letter is None:
                 due = min(due, record.finished.expires_at + 1)
             changes.append(DocumentChange(OUTPUT, head.key, head.data, head.data, due))
             continue
-        changes.append(DocumentChange(OUTPUT, head.key, head.data, None))
+        changes.append(DocumentChange(OUTPUT, head.key, head.data or ANY, None))
         changes += await _deleted_pages(section, head.key)
     return changes
 
@@ -425,6 +428,6 @@ async def forgotten(section: Section, ids: Sequence[str]) -> list[DocumentChange
     """Have the next purge look for the records of these ids, which are deleted in this step."""
     found = await section.documents(OUTPUT, ids) if ids else {}
     return [
-        DocumentChange(OUTPUT, key, head.data, head.data, section.now)
+        DocumentChange(OUTPUT, key, head.data or ANY, head.data or _CLEARED, section.now)
         for key, head in found.items()
     ]

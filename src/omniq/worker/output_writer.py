@@ -188,11 +188,14 @@ class OutputWriter:
             # What is added from now on asks for another write.
             self._is_wanted = False
             self._wanted, self._hurry = self._future(), self._future()
-            newest = {run.task.id: run for run in self.runs.values() if run.chunks}
+            newest = dict(sorted(self.runs))
             batches, left = list[OutputBatch](), _MOST_BYTES
-            for run in newest.values():
-                if left <= 0:
-                    break
+            for (task_id, token), run in list(self.runs.items()):
+                if token < newest[task_id]:
+                    # Of a thread that an earlier run has left behind.
+                    del self.runs[task_id, token]
+                if token < newest[task_id] or not run.chunks or left <= 0:
+                    continue
                 batches.append(run.batch(left))
                 left -= sum(len(chunk.data) for chunk in batches[-1].chunks)
             return batches
