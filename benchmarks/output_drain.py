@@ -1,8 +1,8 @@
 """Does a queue drain as fast while one task streams, and three readers follow it?
 
 Drains the same tasks in pairs, alone and while another process streams 1,000 chunks a second from one task to
-three readers in a third process, and prints the ratio of the rates of each pair. The stream has a worker of its
-own, so that what is measured is its cost for the storage.
+three readers in a third process, and prints the ratio of the rates of each pair. The stream has a separate
+worker, so that what is measured is its cost for the storage.
 
     python benchmarks/output_drain.py [PAIRS] [TASKS]                   # SQLite
     OMNIQ_BENCH_URL=redis://… python benchmarks/output_drain.py         # an empty store at that URL

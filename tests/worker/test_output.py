@@ -96,7 +96,7 @@ async def test_a_run_that_is_repeated_has_its_own_output(memory_queue):
     ]
 
 
-async def test_a_reader_goes_on_with_the_next_run_and_is_told(memory_queue):
+async def test_a_reader_goes_on_with_the_next_run_and_sees_where_it_begins(memory_queue):
     handle = await memory_queue.enqueue(tasks.fails_first)
     reader, seen = handle.stream(), list[Any]()
     async with memory_queue.worker(base_retry_delay=0.3, poll_interval=0.05):

@@ -23,7 +23,7 @@ _INTERVAL, _SLOW_INTERVAL = 0.2, 1.0
 """Seconds that chunks are collected before they are stored; longer where a write costs more."""
 
 _PAUSES_PER_WRITE, _LONGEST_INTERVAL = 20, 1.0
-"""A pause is at least so many times as long as the last write: output leaves a slow storage to the tasks."""
+"""A pause is at least this many times as long as the last write: output leaves a slow storage to the tasks."""
 
 _ROOM_CHUNKS, _ROOM_BYTES = 2_000, 262_144
 """What a run may have in memory before `ctx.stream` waits: chunks or bytes that are not stored yet."""
