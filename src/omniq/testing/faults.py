@@ -130,7 +130,7 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
         *("record", "records", "page", "newest_result", "get_dead", "pending_hook"),
         *("pending_hooks", "get_progress", "progress_of", "load_checkpoint", "get_schedule"),
         "read_output",
-        *("list_schedules", "paused_queues", "pauses"),
+        *("list_schedules", "unreadable_schedules", "paused_queues", "pauses"),
         *("older_schedules", "older_checkpoints"),
         *("gates", "stats", "count_waiting", "count_newer", "workers", "held_by", "store_record"),
     ),
