@@ -368,7 +368,8 @@ class BaseStorage(Flows):
         C17. A claim takes only tasks of functions that `runnable` accepts (None: all); all others
             wait, uncharged, and cost it nothing.
         C18. A row with a lower token than this owner was given for it shows that the store went back, to a
-            claim and to an outcome: `StoreWentBack`. No token is given to one owner twice.
+            claim and to an outcome: `StoreWentBack`. So does a missing row of a task that this owner holds,
+            to its outcome. No token is given to one owner twice.
         """
         _, claimed = await self.record_and_reserve(
             (), limit, now, queues=queues, claim_id=claim_id, runnable=runnable
