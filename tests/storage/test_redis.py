@@ -18,6 +18,7 @@ from omniq.errors import (
     StorageCorrupt,
     StorageError,
     StorageRefused,
+    StoreWentBack,
 )
 from omniq.models import BreakerRule, Limit, Progress, Schedule, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
@@ -60,6 +61,43 @@ def clock():
 async def storage(server, admin, clock):
     async with RedisStorage(server.url, prefix="p", clock=clock) as storage:
         yield storage
+
+
+@pytest.mark.parametrize("verb", ["claim", "claim_by_rules", "renewal"])
+async def test_a_lower_count_of_claims_shows_that_the_store_went_back(storage, admin, verb):
+    await storage.renew()
+    await storage.enqueue_many([a_task("a"), a_task("b"), a_task("c")])
+    await storage.reserve(1)
+    (task,) = await storage.reserve(1)
+    # All rows stay, so that nothing else can show it.
+    assert await admin.hincrby("{p}:2:workers", f"{storage.owner}#", -1) == 1
+    with pytest.raises(StoreWentBack):
+        match verb:
+            case "renewal":
+                await storage.renew()
+            case "claim":
+                await storage.reserve(1)
+            case _:
+                # A dead letter is recorded by the rules, and so is what is claimed with it.
+                await storage.record_and_reserve([Failed(task.id, task.token, an_error())], 1)
+
+    assert (await storage.store_record()).epoch > 0
+    assert await admin.hkeys("{p}:2:workers") == []
+
+
+async def test_a_claim_whose_reply_was_lost_is_counted_and_no_sign_of_a_store_that_went_back(
+    storage, admin
+):
+    await storage.enqueue_many([a_task("a"), a_task("b")])
+    await storage.reserve(1)
+    await admin.hincrby("{p}:2:workers", f"{storage.owner}#", 1)
+    await storage.renew()
+    await storage.reserve(1)
+
+    assert storage._identity.claims == 3
+    assert (await storage.store_record()).epoch == 0
+    await storage.retire()
+    assert await admin.hkeys("{p}:2:workers") == []
 
 
 async def until(condition):
