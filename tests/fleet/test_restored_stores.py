@@ -206,6 +206,12 @@ def given(folder: Path) -> Counter[tuple[str, str]]:
     return Counter((each.name, each.what) for each in traces(folder))
 
 
+def has_stopped(pid: int) -> bool:
+    """Whether all threads of the process have stopped."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] in "TXZ" for stat in stats)
+
+
 @contextmanager
 def standing_still(workers: list[WorkerCommand]) -> Iterator[None]:
     """Stop the processes meanwhile: they live on, with all that they remember."""
@@ -214,6 +220,8 @@ def standing_still(workers: list[WorkerCommand]) -> Iterator[None]:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
+        # A thread first completes its system call: a file that is renamed after its folder was listed is in no copy.
+        wait_until(lambda: all(map(has_stopped, pids)))
         yield
     finally:
         for pid in pids:
