@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from omniq import failpoints
+from omniq import TaskQueue, failpoints
 from omniq.clock import to_micros
 from omniq.errors import DuplicateTask, LeaseLost, StorageCorrupt, StorageError
 from omniq.models import Task, TaskError, TaskResult, TaskStatus
@@ -692,6 +693,22 @@ async def test_the_storage_of_a_parent_process_is_refused_in_its_child(storage):
 
     assert (status, answer) == (0, b"refused")
     assert (await storage.get_task("a")).id == "a"
+
+
+def test_a_queue_that_is_dropped_without_being_closed_leaves_no_thread(tmp_path):
+    before = set(threading.enumerate())
+    dropped = [TaskQueue(f"sqlite:///{tmp_path}/{number}.db") for number in range(3)]
+    for each in dropped:
+        each.open()
+        each.stats()
+    threads = set(threading.enumerate()) - before
+    assert len(threads) >= 6
+    del dropped, each
+    gc.collect()
+    for thread in threads:
+        thread.join(timeout=20)
+
+    assert not any(thread.is_alive() for thread in threads)
 
 
 async def test_close_ends_all_threads_and_removes_the_logs(path):
