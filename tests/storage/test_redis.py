@@ -63,6 +63,25 @@ async def storage(server, admin, clock):
         yield storage
 
 
+async def test_a_claim_sends_as_many_commands_among_two_thousand_queues_as_among_twenty(
+    storage, admin
+):
+    async def commands_of_claims():
+        await storage.reserve(1)
+        await admin.config_resetstat()
+        for _ in range(5):
+            await storage.reserve(2)
+        found = await admin.info("commandstats")
+        return sum(each["calls"] for name, each in found.items() if "config" not in name)
+
+    await storage.enqueue_many([a_task(f"a{each}", queue=f"a{each}") for each in range(20)])
+    few = await commands_of_claims()
+    more = [a_task(f"b{each}", queue=f"b{each}") for each in range(2_000)]
+    await storage.enqueue_many(more)
+
+    assert await commands_of_claims() <= few * 1.5
+
+
 @pytest.mark.parametrize("verb", ["claim", "claim_by_rules", "renewal"])
 async def test_a_lower_count_of_claims_shows_that_the_store_went_back(storage, admin, verb):
     await storage.renew()

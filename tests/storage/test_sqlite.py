@@ -803,10 +803,11 @@ async def test_a_repeated_outcome_does_not_end_a_later_task_that_has_the_same_nu
     await storage.reserve(1)
     outcome = Succeeded("a", 1, TaskResult(task_id="a", status=TaskStatus.SUCCESS))
     # As after a call that was cancelled while the outcome was committed: the owner knows the row still.
-    rows = storage._engine._known._rows
-    known = dict(rows)
+    known = storage._engine._known
+    rows = dict(known._rows)
     assert await storage.record([outcome]) == [True]
-    rows.update(known)
+    known._rows.update(rows)
+    known.doubt([outcome])
     await storage.enqueue(msgspec.structs.replace(task, id="b"))
     (later,) = await storage.reserve(1)
 
