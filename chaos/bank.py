@@ -64,6 +64,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     restores: int = 2
 
 
+def create_ledger(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(_LEDGER)
+
+
 def note_run(ledger: str, task_id: str, token: int) -> None:
     """Note the run, and write the token to the register if it is higher than the last one."""
     with closing(sqlite3.connect(ledger, timeout=60, isolation_level=None)) as db:
@@ -157,7 +162,11 @@ async def audit(
             succeeded[found.id] = None if ended is None else ended.result
     accounts = await place.ask("SELECT id, balance FROM accounts")
     outbox = await place.ask("SELECT task, token, source, target, amount FROM outbox")
-    result.write_bytes(msgspec.json.encode([succeeded, accounts, outbox]))
+    _save(result, [succeeded, accounts, outbox])
+
+
+def _save(path: Path, found: list[Any]) -> None:
+    path.write_bytes(msgspec.json.encode(found))
 
 
 # The run
@@ -179,8 +188,7 @@ class Run:
 
     def execute(self) -> list[str]:
         """Inject all faults; returns what is wrong at the end."""
-        with closing(sqlite3.connect(self._ledger)) as db:
-            db.executescript(_LEDGER)
+        create_ledger(self._ledger)
         self._await("setup", partial(set_up, place=self._place))
         steady = [self._factory.fork("steady", work) for _ in range(2)]
         try:
@@ -193,7 +201,13 @@ class Run:
         result = self._folder / "audit.json"
         self._await("audit", partial(audit, place=self._place, result=result))
         succeeded, accounts, outbox = msgspec.json.decode(result.read_bytes())
-        return [*self._check_money(accounts, outbox), *self._check_tasks(succeeded, outbox)]
+        self.done["transfers"] = len(succeeded)
+        acknowledged = set(self._ids()) - self._forgotten
+        return [
+            *check_money(accounts, outbox),
+            *check_tasks(succeeded, outbox, acknowledged),
+            *check_tokens(succeeded, self._ledger),
+        ]
 
     def _faults(self) -> list[str]:
         plan = self._plan
@@ -203,7 +217,9 @@ class Run:
         # Each copy is restored some faults later.
         for number in range(plan.restores):
             start = len(faults) * number // plan.restores
-            first, second = sorted(self._draw.sample(range(start, start + plan.kills // plan.restores), 2))
+            first, second = sorted(
+                self._draw.sample(range(start, start + plan.kills // plan.restores), 2)
+            )
             faults[first:first] = ["copy"]
             faults[second + 1 : second + 1] = ["restore"]
         return faults
@@ -246,35 +262,46 @@ class Run:
             log = (self._folder / "log").read_text(errors="replace")[-4_000:]
             raise RuntimeError(f"{kind} failed:\n{log}")
 
-    # What must hold
 
-    def _check_money(self, accounts: list[list[int]], outbox: list[list[Any]]) -> list[str]:
-        expected = dict.fromkeys(range(ACCOUNTS), BALANCE)
-        for _, _, source, target, amount in outbox:
-            expected[source] -= amount
-            expected[target] += amount
-        if dict(map(tuple, accounts)) != expected:  # type: ignore[arg-type]
-            return ["the accounts are not what the outbox says"]
-        return []
+# What must hold
 
-    def _check_tasks(self, succeeded: dict[str, int], outbox: list[list[Any]]) -> list[str]:
-        wrong = []
-        lost = set(self._ids()) - self._forgotten - succeeded.keys()
-        if lost:
-            wrong.append(f"acknowledged, and not there: {sorted(lost)[:5]}")
-        sent = Counter((task_id, token) for task_id, token, *_ in outbox)
-        if sent != Counter(succeeded.items()):
-            differing = (sent - Counter(succeeded.items())) + (Counter(succeeded.items()) - sent)
-            wrong.append(f"not once in the outbox: {sorted(differing)[:5]}")
-        with closing(sqlite3.connect(self._ledger)) as db:
-            twice = db.execute("SELECT task, token FROM twice").fetchall()
-            register = dict(db.execute("SELECT task, token FROM register"))
-        if twice:
-            wrong.append(f"tokens given twice: {twice[:5]}")
-        if behind := [each for each, token in succeeded.items() if register.get(each) != token]:
-            wrong.append(f"the register has another token than the run that succeeded: {behind[:5]}")
-        self.done["transfers"] = len(succeeded)
-        return wrong
+
+def check_money(accounts: Sequence[Any], outbox: Sequence[Sequence[Any]]) -> list[str]:
+    """Whether the accounts are what the transfers in the outbox make of them."""
+    expected = dict.fromkeys(range(ACCOUNTS), BALANCE)
+    for _, _, source, target, amount in outbox:
+        expected[source] -= amount
+        expected[target] += amount
+    if dict(accounts) != expected:
+        return ["the accounts are not what the outbox says"]
+    return []
+
+
+def check_tasks(
+    succeeded: dict[str, int], outbox: Sequence[Sequence[Any]], acknowledged: set[str]
+) -> list[str]:
+    """Whether each acknowledged transfer is there, and each that succeeded is in the outbox once."""
+    wrong = []
+    if lost := acknowledged - succeeded.keys():
+        wrong.append(f"acknowledged, and not there: {sorted(lost)[:5]}")
+    sent, ended = Counter((each[0], each[1]) for each in outbox), Counter(succeeded.items())
+    if sent != ended:
+        differing = (sent - ended) + (ended - sent)
+        wrong.append(f"not once in the outbox: {sorted(differing)[:5]}")
+    return wrong
+
+
+def check_tokens(succeeded: dict[str, int], ledger: Path) -> list[str]:
+    """Whether no token was given twice, and the run that succeeded was the last to write."""
+    wrong = []
+    with closing(sqlite3.connect(ledger)) as db:
+        twice = db.execute("SELECT task, token FROM twice").fetchall()
+        register = dict(db.execute("SELECT task, token FROM register"))
+    if twice:
+        wrong.append(f"tokens given twice: {twice[:5]}")
+    if behind := [each for each, token in succeeded.items() if register.get(each) != token]:
+        wrong.append(f"the register has another token than the run that succeeded: {behind[:5]}")
+    return wrong
 
 
 def _end(fork: Fork) -> None:

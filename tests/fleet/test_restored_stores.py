@@ -25,6 +25,7 @@ from omniq.storage.incarnation import StoreRecord
 from omniq.testing.server_process import children_of
 from omniq.testing.server_programs import ServerMissing
 from omniq.testing.servers import PostgresServer, RedisServer, Server
+from omniq.testing.standby import PostgresPair
 from tests.acceptance.command import WorkerCommand, wait_until
 from tests.fleet.conftest import StartWorker
 from tests.fleet.fleet_tasks import note_token
@@ -127,6 +128,41 @@ class OldData(OnServer):
         subprocess.run(["cp", "-a", str(source), str(target)], check=True)
 
 
+class LaggingStandby(Place):
+    """PostgreSQL, whose standby has stopped to follow when it is promoted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pair = PostgresPair().__enter__()
+        self.url = self._pair.url
+
+    def close(self) -> None:
+        self._pair.close()
+
+    def copy(self) -> None:
+        for sql in ("ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"):
+            asyncio.run(self._tell_standby(sql))
+        wait_until(
+            lambda: not asyncio.run(self._tell_standby("SELECT 1 FROM pg_stat_wal_receiver"))
+        )
+
+    async def _tell_standby(self, sql: str) -> list[Any]:
+        import asyncpg
+
+        url = (
+            f"postgresql://omniq:{self._pair.primary.password}@127.0.0.1:{self._pair.standby.port}"
+        )
+        connection = await asyncpg.connect(f"{url}/postgres")
+        try:
+            found: list[Any] = await connection.fetch(sql)
+            return found
+        finally:
+            await connection.close()
+
+    def put_back(self) -> None:
+        self._pair.primary.kill()
+        self._pair.promote()
+
+
 class OldDatabase(Place):
     """SQLite, into which an older copy is restored while workers use it. The leases stay."""
 
@@ -181,6 +217,7 @@ PLACES: dict[str, Any] = {
     "redis-log": CutLog,
     "redis-snapshot": OldSnapshot,
     "postgres": OldData,
+    "postgres-standby": LaggingStandby,
     "sqlite": OldDatabase,
     "file": OldFolder,
 }

@@ -7,6 +7,7 @@ import re
 import socket
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from redis.asyncio import Redis
@@ -90,15 +91,15 @@ async def test_a_lower_count_of_claims_shows_that_the_store_went_back(storage, a
     (task,) = await storage.reserve(1)
     # All rows stay, so that nothing else can show it.
     assert await admin.hincrby("{p}:2:workers", f"{storage.owner}#", -1) == 1
+    # A dead letter is recorded by the rules, and so is what is claimed with it.
+    dead = Failed(task.id, task.token, an_error())
+    calls = {
+        "renewal": storage.renew,
+        "claim": partial(storage.reserve, 1),
+        "claim_by_rules": partial(storage.record_and_reserve, [dead], 1),
+    }
     with pytest.raises(StoreWentBack):
-        match verb:
-            case "renewal":
-                await storage.renew()
-            case "claim":
-                await storage.reserve(1)
-            case _:
-                # A dead letter is recorded by the rules, and so is what is claimed with it.
-                await storage.record_and_reserve([Failed(task.id, task.token, an_error())], 1)
+        await calls[verb]()
 
     assert (await storage.store_record()).epoch > 0
     assert await admin.hkeys("{p}:2:workers") == []
