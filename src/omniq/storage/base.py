@@ -327,7 +327,8 @@ class BaseStorage(Flows):
         """`enqueue_many` as a part of the transaction that the caller has open on `connection`.
 
         N1. The tasks exist once the caller commits, and never existed if the caller rolls back.
-        N2. What `enqueue_many` refuses is refused, and the transaction stays usable as it was.
+        N2. What `enqueue_many` refuses is refused, and the transaction stays usable as it was. Tasks of other
+            transactions that are still open do not count against `max_pending`.
         N3. A connection of another kind, to another store, or in autocommit mode, raises
             `InvalidTask`; so does a backend whose `capabilities` have no transactions.
         """
