@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from omniq.models import Task, TaskStatus
+from omniq.outcomes import Released, Succeeded
+from omniq.task_output import StoredChunk, encode_log
+from omniq.testing.builders import a_result, an_output
 
 
 def test_the_newest_tasks_are_listed_first_up_to_the_limit(omniq, queue):
@@ -120,6 +123,7 @@ def test_the_detail_as_json_has_stable_keys(omniq, dead_task):
         "steps",
         "timeline",
         "pending_hook",
+        "output",
     ]
     assert record["attempts"][0]["error"]["error_type"] == "RuntimeError"
 
@@ -215,3 +219,126 @@ def test_deleting_a_waiting_task_is_refused_with_the_reason(omniq, queue):
 
     assert "has not ended: pending" in completed.out + completed.err
     assert queue.get_task(waiting) is not None
+
+
+@pytest.fixture
+def talkative(queue):
+    """A task whose first run was released, and whose second one has ended; returns its id."""
+    handle = queue.enqueue("clitasks.add", 1)
+
+    async def talk() -> None:
+        storage = queue.storage
+        (task,) = await storage.reserve(1)
+        line = StoredChunk(0, encode_log("begins password=hunter2", "warning", {"size": 3}))
+        await storage.append_output([an_output(handle.id, task.token, line, "half a ", first=4)])
+        await storage.record([Released(handle.id, task.token)])
+        (task,) = await storage.reserve(1)
+        batch = an_output(
+            handle.id, task.token, "Once ", "upon", {"api_key": "k"}, "end", attempt=2
+        )
+        await storage.append_output([batch])
+        await storage.record([Succeeded(handle.id, task.token, a_result(task))])
+
+    queue._portal.run(talk())
+    return handle.id
+
+
+@pytest.mark.parametrize("how", [(), ("--follow",)])
+def test_the_output_of_a_task_is_printed_run_by_run(omniq, talkative, how):
+    assert omniq("tasks", "output", talkative, *how).out.splitlines() == [
+        "-- attempt 1",
+        "-- 3 earlier chunks are not shown",
+        "00:00:00Z warning begins password=*** size=3",
+        "half a ",
+        "-- attempt 2",
+        "Once upon",
+        '{"api_key": "[redacted]"}',
+        "end",
+    ]
+
+
+@pytest.mark.parametrize("how", [(), ("--follow",)])
+def test_the_output_of_a_task_as_json_is_one_chunk_a_line(omniq, talkative, how):
+    chunks = omniq("tasks", "output", talkative, "--json", "--tail", "3", *how).lines
+
+    assert [chunk["value"] for chunk in chunks] == ["upon", {"api_key": "k"}, "end"]
+    assert (chunks[0]["attempt"], chunks[0]["number"], chunks[0]["missed"]) == (2, 2, 1)
+
+
+def test_a_task_is_shown_with_the_end_of_its_output(omniq, talkative):
+    assert "Once upon" in omniq("tasks", "show", talkative).out
+    assert len(omniq("tasks", "show", talkative, "--json").json["output"]) == 6
+
+
+def test_the_output_of_a_task_that_has_none_or_is_unknown(omniq, queue):
+    silent = queue.enqueue("clitasks.add", 1).id
+
+    assert (omniq("tasks", "output", silent).code, omniq("tasks", "output", silent).out) == (0, "")
+    assert omniq("tasks", "output", "unknown-task").code == 3
+
+
+def test_a_dry_run_shows_how_many_match_and_changes_nothing(omniq, queue):
+    ids = [queue.enqueue("clitasks.add", number).id for number in range(7)]
+    queue.enqueue("clitasks.boom", "x")
+    command = ("tasks", "cancel", "--all", "--func", "clitasks.add", "--dry-run")
+    done = omniq(*command)
+
+    assert done.out.splitlines() == [
+        "7 tasks would be cancelled",
+        *(f"  {each}" for each in sorted(ids)[:5]),
+        "  and 2 more",
+    ]
+    assert omniq(*command, "--json").json == {"matches": 7, "first": sorted(ids)[:5]}
+    assert omniq("tasks", "cancel", "--dry-run").code == 2
+    assert queue.stats().by_status["pending"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("cancel",), "cancelled: 1\n"),
+        (("change", "--priority", "3"), "changed: 1\n"),
+        (("run",), "due now: 1\n"),
+    ],
+)
+def test_a_search_selects_what_is_changed_and_a_second_call_finds_nothing(
+    omniq, queue, arguments, said
+):
+    queue.options(delay=3600).enqueue("clitasks.add", 1, b=17)
+    queue.options(delay=3600).enqueue("clitasks.add", 1, b=18)
+    command = ("tasks", *arguments, "--all", "--search", "arg.b:17", "--yes")
+
+    assert omniq(*command).out == said
+    assert omniq(*command).out == said.replace("1", "0")
+
+
+def test_failed_tasks_are_retried_by_filter(omniq, queue, dead_task):
+    dead_task("card refused")
+    dead_task("no such mailbox")
+
+    assert omniq("tasks", "retry", "--all", "--search", "error:card", "--yes").code == 0
+    assert omniq(
+        "dead", "delete", "--all", "--search", "error:mailbox", "--dry-run"
+    ).out.startswith("1 dead letter would be deleted\n")
+    assert len(queue.dead.list()) == 1
+
+
+def test_an_empty_search_does_not_select_everything(omniq, queue):
+    queue.enqueue("clitasks.add", 1)
+    for group in ("tasks", "dead"):
+        refused = omniq(group, "delete", "--all", "--search", "", "--yes")
+
+        assert refused.code == 2
+        assert "--search is empty" in refused.err
+
+
+def test_a_change_of_many_reports_its_progress_as_json_lines(omniq, queue, monkeypatch):
+    monkeypatch.setattr("omniq.operations.bulk_selection.STEP", 2)
+    queue.enqueue_many([("clitasks.add", (number,)) for number in range(5)])
+    done = omniq("tasks", "cancel", "--all", "--yes", "--json")
+
+    assert done.lines == [
+        {"progress": 2, "total": 5},
+        {"progress": 4, "total": 5},
+        {"done": 5, "refused": {}},
+    ]
