@@ -58,6 +58,7 @@ PUBLIC = [
     "UnrunnableFunction",
     "Attempt",
     "Progress",
+    "OutputChunk",
     "Serializer",
     "MsgspecSerializer",
     "CloudpickleSerializer",

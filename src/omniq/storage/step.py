@@ -18,6 +18,7 @@ from omniq.storage.gate_states import GateStates
 from omniq.storage.release_waiters import Ends
 from omniq.storage.row_rules import Finish, Row, Settled
 from omniq.storage.row_seals import RowSeals
+from omniq.storage.stored_output import cleared_output
 
 EncodeFinish = Callable[[Finish], bytes]
 """Encodes the result of a task that has ended, unless its outcome contained it."""
@@ -50,6 +51,8 @@ class Step:
         self._places: Places | None = None
         self.behind: list[Row] = []
         """Rows with a lower token than an outcome: they were enqueued again, or the store went back."""
+        self.missing: list[Outcome] = []
+        """Outcomes of which the store has neither the task nor a record of its end."""
         self._encode_finish = encode_finish
         self._seals = seals
         self._pend_hook = pend_hook
@@ -183,7 +186,10 @@ class Step:
         if ended is not None:
             has_record = ended.letter is not None or ended.row.result_ttl > 0
             return has_record and row_rules.was_recorded(ended.row, outcome)
-        return record is not None and row_rules.was_recorded(record.row, outcome)
+        if record is None:
+            self.missing.append(outcome)
+            return False
+        return row_rules.was_recorded(record.row, outcome)
 
     def release(self, row: Row) -> None:
         """Give back a row that its owner releases by ending its lease, charged nothing.
@@ -251,6 +257,7 @@ class Step:
             # It was replaced: what its earlier call has stored is not for the new one.
             for kind in (CHECKPOINT, PROGRESS, NEWEST):
                 self._delete(kind, row.id)
+            self.changes.documents.append(cleared_output(row.id, self.now))
         self.rewrite(row)
 
     def finish(self, row: Row, finish: Finish) -> None:

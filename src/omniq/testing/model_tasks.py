@@ -52,6 +52,8 @@ class Record:
     result: TaskResult | None = None
     finished_at: int = 0
     purge_at: int = 0
+    output: dict[int, list[Any]] = field(default_factory=dict)
+    """The chunks of each run, by its token."""
     turn: int | None = None
     """The place in line of a task with a `fair` key that has one. With `keeps_turn` it waits before the line."""
     keeps_turn: bool = False
