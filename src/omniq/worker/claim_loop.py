@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from omniq import events
 from omniq.concurrency.backoff import backoff
@@ -17,6 +18,7 @@ from omniq.outcomes import Outcome, Released
 from omniq.storage.base import BaseStorage
 from omniq.storage.claim_register import Claim, Hand
 from omniq.storage.types import Renewal
+from omniq.worker.batches import OpenBatch
 from omniq.worker.demand import Call, Demand
 from omniq.worker.lease_watch import LeaseWatch
 from omniq.worker.pool_events import PoolEvents
@@ -38,6 +40,14 @@ _REPORT_PAUSE = 60.0
 
 _MANY_SLOTS = 16
 """With fewer slots one call claims for all of them; dividing them would only add round trips."""
+
+
+class Claims(NamedTuple):
+    """How many tasks to claim, and of which queues and functions."""
+
+    count: int
+    queues: tuple[str, ...] | None
+    runnable: Runnable
 
 
 def _concurrent_calls(storage: BaseStorage) -> int:
@@ -114,16 +124,22 @@ class ClaimLoop:
 
     async def _record_and_claim(self) -> None:
         """Make one call after the other. Each of the concurrent loops takes what there is to do."""
-        running, demand = self._running, self._demand
+        running, demand, batches = self._running, self._demand, self._running.batches
         while True:
             self._wake.clear()
             drained = self._drained
             if self._refused.are_due:
                 await self._refused.try_again()
             # At most a part: a call that took everything would leave nothing for the other loop.
-            outcomes = running.take_finished(self._most_per_call)
-            free = self._claimable()
-            claimed = await self._call(outcomes, free) if outcomes or free else None
+            # The outcomes of a batch are there together.
+            outcomes = running.take_finished(max(self._most_per_call, batches.largest))
+            batch = self._batch_to_fill() if batches.are_collected else None
+            free = self._claimable() if batch is None else 0
+            claimed = None
+            if batch is not None:
+                await self._fill(outcomes, batch)
+            elif outcomes or free:
+                claimed = await self._call(outcomes, free)
             if not (running.active or running.finished or demand.in_flight):
                 if self._stop_requested.done():
                     # The other loop may be waiting for the end of this very call.
@@ -138,6 +154,8 @@ class ClaimLoop:
             # Checked also if this loop was not woken: `wake` may have woken the other loop alone,
             # at a time when no slot was free.
             if running.finished or (not demand.is_idle and self._claimable()):
+                continue
+            if batches.are_collected and self._batch_to_fill() is not None:
                 continue
             # `until_drained` may have been called during this call, and its wake-up may have gone
             # to the other loop when that had no free slot: then claim once more and do not wait.
@@ -179,18 +197,50 @@ class ClaimLoop:
             self._running.unblocks_others = False
             self._demand.wake_up()
         return self._demand.claimable(
-            len(self._running.active), even_if_idle=self._drained is not None
+            self._running.slots, even_if_idle=self._drained is not None
         )
 
-    async def _call(self, outcomes: list[Outcome], claims: int) -> int | None:
-        """Record the outcomes and claim up to `claims` tasks, in one step.
+    def _batch_to_fill(self) -> OpenBatch | None:
+        """An open batch to claim tasks for now."""
+        batches = self._running.batches
+        if self._stop_requested.done():
+            # They have not begun: others run them sooner.
+            self._running.release_collected()
+            return None
+        if self._pool.is_recycling or self._demand.is_paused:
+            batches.claim_nothing()
+            return None
+        if self._drained is not None:
+            # Nothing else will come.
+            batches.close_answered()
+        return batches.to_fill()
+
+    async def _fill(self, outcomes: list[Outcome], batch: OpenBatch) -> None:
+        """Record the outcomes and claim tasks into the batch, which has its slot already."""
+        claims = batch.missing
+        batch.claim_sent()
+        try:
+            await self._call(outcomes, 0, Claims(claims, (batch.queue,), batch.runnable))
+        finally:
+            # After the tasks of the reply have begun, which put themselves into the batch.
+            asyncio.get_running_loop().call_soon(self._filled, batch)
+
+    def _filled(self, batch: OpenBatch) -> None:
+        batch.claim_ended()
+        self._wake.set()
+
+    async def _call(
+        self, outcomes: list[Outcome], free: int, claims: Claims | None = None
+    ) -> int | None:
+        """Record the outcomes and claim tasks for `free` slots, or what `claims` says, in one step.
 
         Returns how many were claimed; None when the call failed.
         """
-        call = Call(claims, len(outcomes))
-        runnable = self._unknown.runnable
+        call = Call(free, min(len(outcomes), self._most_per_call))
+        if claims is None:
+            claims = Claims(free, self._queues, self._unknown.runnable)
         try:
-            recorded, claimed = await self._send(call, outcomes, runnable)
+            recorded, claimed = await self._send(call, outcomes, claims)
         except LeaseLost as lost:
             await self._after_loss(outcomes, lost)
             return None
@@ -206,15 +256,15 @@ class ClaimLoop:
         self._watch.answered()
         self._stats.recorded(outcomes, recorded)
         self._refused.on_recorded(outcomes)
-        if claims:
+        if claims.count:
             self._storage.register.pass_to(self, claimed)
-            mine, released = self._unknown.split(claimed, runnable)
+            mine, released = self._unknown.split(claimed, claims.runnable)
             self._running.put_back(released)
             self._after_claim(call, mine)
         return len(claimed)
 
     async def _send(
-        self, call: Call, outcomes: list[Outcome], runnable: Runnable
+        self, call: Call, outcomes: list[Outcome], claims: Claims
     ) -> tuple[list[bool], list[Task]]:
         self._demand.sent(call)
         self._recording[call] = outcomes
@@ -222,7 +272,7 @@ class ClaimLoop:
             self._claim_sent.set()
         try:
             recorded, claimed = await self._storage.record_and_reserve(
-                outcomes, call.claims, queues=self._queues, runnable=runnable
+                outcomes, claims.count, queues=claims.queues, runnable=claims.runnable
             )
         except BaseException:
             self._demand.failed(call)

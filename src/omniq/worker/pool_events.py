@@ -45,5 +45,8 @@ class PoolEvents(Protocol):
     def on_finished(self) -> None:
         """A run has finished; its outcome waits to be recorded. On the pool's event loop."""
 
+    def on_batch_open(self) -> None:
+        """A batch wants more tasks. On the pool's event loop."""
+
     def on_leaked_threads_change(self) -> None:
         """The number of threads that hang in abandoned calls has changed. On the event loop."""

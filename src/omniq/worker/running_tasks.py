@@ -14,7 +14,9 @@ from omniq.models import NO_TIMEOUT, Task, TaskError
 from omniq.outcomes import Failed, Outcome, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext, enter
+from omniq.tasks.signature import Callee
 from omniq.tasks.steps import WorkerServices
+from omniq.worker.batches import Batches, BatchRun
 from omniq.worker.executors.execution import Execution, Run, StopReason
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.stats_recorder import StatsRecorder
@@ -56,12 +58,18 @@ class RunningTasks:
         self._sweep_now: asyncio.Future[None] = self._loop.create_future()
         self._next_sweep = _FOREVER
         self._given_up: set[asyncio.Task[None]] = set()
+        self.batches = Batches(execution, clock, pool.on_batch_open, self._execute_item)
         self.active: dict[str, Run] = {}
         self.finished: list[Outcome] = []
         self._waiting: set[str] = set()
         """The functions of which a run has waited for something before it ended."""
         self.unblocks_others = False
         """Whether a task has finished that made others wait: at a limit, or as a suspect."""
+
+    @property
+    def slots(self) -> int:
+        """How many slots the running tasks occupy: a batch has one."""
+        return len(self.active) - self.batches.shared_slots
 
     def start(self, tasks: Iterable[Task]) -> None:
         """Start a run of each of these claimed tasks, in this order."""
@@ -200,6 +208,9 @@ class RunningTasks:
         except FunctionNotFound as error:
             self._refuse(run, self._unknown.release(task, error))
             return
+        if callee.batch is not None and not (task.workflow is not None and task.workflow.action):
+            self._collect(run, callee, context)
+            return
         self._stats.started(task)
         try:
             outcome = await self._execution.run(run, callee, context)
@@ -209,6 +220,34 @@ class RunningTasks:
             outcome = Failed(task.id, task.token, record, "internal")
         if self.active.get(task.id) is run:
             self._finish(run, outcome)
+
+    def _collect(self, run: Run, callee: Callee, context: TaskContext) -> None:
+        """Put the task into a batch, which runs it."""
+        task, batch = run.task, self.batches.open_for(run.task, callee)
+        item = self.active[task.id] = BatchRun(task, run.started, run.timeout, batch)
+        item.prepared = context
+        batch.add(item)
+
+    async def _execute_item(self, run: BatchRun, callee: Callee) -> None:
+        """Run one item of a batch, with a callee that takes its outcome from the batch."""
+        task = run.task
+        enter(run.prepared)
+        self._stats.started(task)
+        try:
+            outcome = await self._execution.run(run, callee, run.prepared)
+        except BaseException as error:
+            record = TaskError.from_exception(error, timestamp=self._clock.now())
+            outcome = Failed(task.id, task.token, record, "internal")
+        if self.active.get(task.id) is run:
+            self._finish(run, outcome)
+            run.end()
+
+    def release_collected(self) -> None:
+        """Release the tasks of batches that have not been called."""
+        for run in self.batches.collected():
+            run.stop_reason = run.stop_reason or "shutdown"
+            self._give_up(run)
+        self.batches.close_all()
 
     def _refuse(self, run: Run, outcome: Outcome) -> None:
         """End a run that did not start."""
@@ -246,9 +285,7 @@ class RunningTasks:
         run.context.cancelled = True
         run.stops += 1
         run.deadline = self._clock.monotonic() + grace
-        if run.job is not None:
-            # With the reason: middleware tells a timeout from a stop by it.
-            run.job.cancel(run.stop_reason)
+        run.interrupt()
         self._sweep_soon()
 
     def _give_up(self, run: Run) -> None:

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ from omniq import log
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.concurrency.futures import set_result
 from omniq.errors import NotSealed, OmniqError, SerializationError, StaleClaim
-from omniq.models import Task, TaskError
+from omniq.models import Task, TaskError, TaskResult
 from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal
 from omniq.settings import Settings
 from omniq.storage.urls import WORKER_URL
 from omniq.tasks.context import TaskContext
 from omniq.tasks.error_rules import ErrorRules
+from omniq.worker.executors.batch_call import Item
 from omniq.worker.executors.child_lifetime import NOT_IMPORTABLE
 from omniq.worker.executors.process_enqueue import RunAnswers
 from omniq.worker.executors.process_protocol import (
@@ -114,16 +116,39 @@ class ProcessExecutor:
         """
         ahead = self._clock.micros() - SYSTEM_CLOCK.boot_micros()
         request = RunRequest(self._codec.encode_task(task), task_context.timeout, ahead, function)
-        reply = await self._run_in_child(encode_internal(request), task_context)
+        reply = await self._run_in_child(encode_internal(request), task_context, self._max_message)
+        outcome = self._outcome_of(reply)
+        if isinstance(outcome, TaskResult):
+            task_context.warnings = outcome.warnings
+            return outcome.result
+        raise outcome
+
+    async def call_batch(self, items: Sequence[Item], function: str) -> list[Any]:
+        """Run the tasks of a batch in a child, in one call; returns a value or an exception of each.
+
+        When cancelled, the child is killed. Raises a `TaskError` when the child died.
+        """
+        ahead = self._clock.micros() - SYSTEM_CLOCK.boot_micros()
+        first, *others = (self._codec.encode_task(item.task) for item in items)
+        context = items[0].context
+        request = RunRequest(first, context.timeout, ahead, function, others)
+        longest = self._max_message * len(items)
+        reply = await self._run_in_child(encode_internal(request), context, longest)
+        if reply.items is None:
+            # The function could not be found there.
+            return [self._outcome_of(reply)] * len(items)
+        outcomes = map(self._outcome_of, reply.items)
+        return [each.result if isinstance(each, TaskResult) else each for each in outcomes]
+
+    def _outcome_of(self, reply: Reply) -> TaskResult | BaseException:
+        """How a run has ended: its result, or what it is to raise here."""
         if reply.signal is not None:
-            raise reply.signal.to_signal()
+            return reply.signal.to_signal()
         if reply.unserialisable is not None:
-            raise Unserialisable(reply.unserialisable)
+            return Unserialisable(reply.unserialisable)
         if reply.error is not None:
-            raise reply.error
-        result = self._codec.decode_result(reply.result or b"")
-        task_context.warnings = result.warnings
-        return result.result
+            return reply.error
+        return self._codec.decode_result(reply.result or b"")
 
     async def close(self) -> None:
         """Kill all children, also those that run a task, and wait until they have ended.
@@ -149,7 +174,9 @@ class ProcessExecutor:
             if not await self._clock.wait(ended, _CLOSE_SECONDS):
                 ended.cancel()
 
-    async def _run_in_child(self, request: bytes, task_context: TaskContext) -> Reply:
+    async def _run_in_child(
+        self, request: bytes, task_context: TaskContext, longest: int
+    ) -> Reply:
         died = 0
         answers = RunAnswers(task_context, self._codec)
         for _ in range(_TRIES):
@@ -163,7 +190,7 @@ class ProcessExecutor:
                 reply = await self._wait_started(child)
                 while not reply.is_final:
                     await self._handle(reply, child, task_context, answers)
-                    reply = await child.receive(self._max_message)
+                    reply = await child.receive(longest)
             except (OSError, EOFError, SerializationError):
                 died = await self._drop(child)
                 if reply is not None:
