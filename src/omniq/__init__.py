@@ -100,7 +100,7 @@ from omniq.models import (
 )
 from omniq.retry import ExponentialBackoff, LinearBackoff
 from omniq.settings import Settings
-from omniq.tasks.batches import batched
+from omniq.tasks.batch_decorator import batched
 from omniq.tasks.context import TaskContext, current_task
 from omniq.tasks.control import Discard, Retry, Snooze
 from omniq.tasks.declared_schedules import Cron, Interval

@@ -57,7 +57,7 @@ class BatchRun(Run):
     def give_up(self) -> None:
         self.is_given_up = True
         self.end()
-        self.batch.end_if_abandoned()
+        self.batch.given_up(self)
 
 
 class OpenBatch:
@@ -173,8 +173,10 @@ class OpenBatch:
             self._stops += 1
             self._job.cancel(run.stop_reason)
 
-    def end_if_abandoned(self) -> None:
-        """End the call if none of its runs waits for it any more."""
+    def given_up(self, run: BatchRun) -> None:
+        """Make room for another task; or end the call if none of its runs waits for it any more."""
+        if not self.closed.done():
+            self.runs.remove(run)
         if self._job is not None and all(run.has_ended for run in self._called):
             abandon(self._job, has_begun=True)
             finish(self._abandoned)
@@ -277,11 +279,14 @@ class Batches:
             if self._execution.has_middleware:
                 jobs[task_id] = job = self._loop.create_task(work, context=context)
             else:
+                call.is_driving = True
                 try:
                     awaited = context.run(work.send, None)
                 except StopIteration:
                     call.leave(task_id)
                     continue
+                finally:
+                    call.is_driving = False
                 if not call.is_missing(task_id):
                     held.append((task_id, work, context))
                     continue

@@ -63,6 +63,8 @@ class RunningTasks:
         self.finished: list[Outcome] = []
         self._waiting: set[str] = set()
         """The functions of which a run has waited for something before it ended."""
+        self._batched: dict[str, Callee] = {}
+        """The batched functions that had tasks here. They are in `_waiting` too."""
         self.unblocks_others = False
         """Whether a task has finished that made others wait: at a limit, or as a suspect."""
 
@@ -101,6 +103,8 @@ class RunningTasks:
         for run in runs:
             if run.task.func_path not in self._waiting:
                 together.append(run)
+                continue
+            if self._batched and self._is_collected(run):
                 continue
             if together:
                 self._loop.create_task(self._execute_together(together))
@@ -208,7 +212,10 @@ class RunningTasks:
         except FunctionNotFound as error:
             self._refuse(run, self._unknown.release(task, error))
             return
-        if callee.batch is not None and not (task.workflow is not None and task.workflow.action):
+        if callee.batch is not None and not _is_action(task):
+            # From now on its tasks need no asyncio task to be found here.
+            self._batched[task.func_path] = callee
+            self._waiting.add(task.func_path)
             self._collect(run, callee, context)
             return
         self._stats.started(task)
@@ -221,6 +228,15 @@ class RunningTasks:
         if self.active.get(task.id) is run:
             self._finish(run, outcome)
 
+    def _is_collected(self, run: Run) -> bool:
+        """Whether the task is one of a batched function, and now in a batch."""
+        task = run.task
+        callee = self._batched.get(task.func_path)
+        if callee is None or task.version > callee.version or _is_action(task):
+            return False
+        self._collect(run, callee, TaskContext(task, run.timeout, self._services))
+        return True
+
     def _collect(self, run: Run, callee: Callee, context: TaskContext) -> None:
         """Put the task into a batch, which runs it."""
         task, batch = run.task, self.batches.open_for(run.task, callee)
@@ -231,6 +247,8 @@ class RunningTasks:
     async def _execute_item(self, run: BatchRun, callee: Callee) -> None:
         """Run one item of a batch, with a callee that takes its outcome from the batch."""
         task = run.task
+        if run.deadline < self._next_sweep:
+            self._sweep_soon()
         enter(run.prepared)
         self._stats.started(task)
         try:
@@ -301,3 +319,8 @@ class RunningTasks:
 
     def _sweep_soon(self) -> None:
         finish(self._sweep_now)
+
+
+def _is_action(task: Task) -> bool:
+    """Whether the worker does what the task is for, and not its function."""
+    return task.workflow is not None and bool(task.workflow.action)

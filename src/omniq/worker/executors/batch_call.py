@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ class RunningBatch(msgspec.Struct, frozen=True):
 class Item:
     """One item of a call, and the run that waits for its outcome."""
 
-    __slots__ = ("context", "ended", "task", "value")
+    __slots__ = ("context", "future", "outcome", "task", "value")
 
     def __init__(self, context: TaskContext, task: Task, value: Any) -> None:
         self.context = context
@@ -47,24 +48,19 @@ class Item:
         """With the arguments as the code takes them."""
         self.value = value
         """As the function takes it."""
-        self.ended: asyncio.Future[_Ending] = asyncio.get_running_loop().create_future()
+        self.outcome: Any = None
+        self.future: asyncio.Future[None] | None = None
+        """What the run waits for, if it is an asyncio task."""
 
 
-class _Ending:
-    """The outcome of one item. An exception is raised with the traceback that it had here."""
+class _Pause:
+    """What a run awaits that is driven by hand: it goes on when its driver sends it a value."""
 
-    __slots__ = ("_is_error", "_traceback", "_value")
+    def __await__(self) -> Generator[None]:
+        yield
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self._is_error = isinstance(value, BaseException)
-        # Raised for several runs, an exception would collect the frames of them all.
-        self._traceback = value.__traceback__ if self._is_error else None
 
-    def value(self) -> Any:
-        if self._is_error:
-            raise self._value.with_traceback(self._traceback)
-        return self._value
+_PAUSE = _Pause()
 
 
 class BatchCall:
@@ -86,6 +82,9 @@ class BatchCall:
         self._all_here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._items: Items = []
         self._error: BaseException | None = None
+        self._traceback: TracebackType | None = None
+        self.is_driving = False
+        """Whether the run that enters now is driven by hand, and no asyncio task."""
         # For the runs: a function of one task, on the event loop.
         self.callee = msgspec.structs.replace(
             callee,
@@ -129,8 +128,11 @@ class BatchCall:
             self._error = error
             outcomes = [error] * len(items)
         for item, outcome in zip(items, outcomes, strict=True):
-            if not item.ended.done():
-                item.ended.set_result(_Ending(outcome))
+            item.outcome = outcome
+            if item.future is not None:
+                finish(item.future)
+        if self._error is not None:
+            self._traceback = self._error.__traceback__
 
     async def _item(self, context: TaskContext, /, *args: Any, **kwargs: Any) -> Any:
         """Takes the place of the function in the run of one item."""
@@ -145,7 +147,18 @@ class BatchCall:
             item = Item(context, task, item_of(self._types, args, kwargs))
         self._items.append(item)
         self.leave(context.task_id)
-        return (await item.ended).value()
+        if self.is_driving:
+            await _PAUSE
+        else:
+            item.future = asyncio.get_running_loop().create_future()
+            await item.future
+        outcome = item.outcome
+        if not isinstance(outcome, BaseException):
+            return outcome
+        if outcome is self._error:
+            # Raised by several runs, it would collect the frames of them all.
+            outcome = outcome.with_traceback(self._traceback)
+        raise outcome
 
 
 async def call_function(
