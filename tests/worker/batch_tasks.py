@@ -264,7 +264,7 @@ async def newer(words: list[str]) -> list[str]:
 
 @task
 @batched(size=10)
-def untyped(items):  # type: ignore[no-untyped-def]
+def untyped(items):
     return list(items)
 
 

@@ -58,9 +58,7 @@ class Batched(Protocol):
     @overload
     def __call__(
         self,
-        func: Callable[
-            Concatenate[list[TaskContext], list[T], P], Sequence[R | BaseException]
-        ],
+        func: Callable[Concatenate[list[TaskContext], list[T], P], Sequence[R | BaseException]],
         /,
     ) -> Callable[Concatenate[TaskContext, T, P], R]: ...
     @overload
@@ -70,9 +68,7 @@ class Batched(Protocol):
     @overload
     def __call__(
         self,
-        func: Callable[
-            Concatenate[list[T], P], Coroutine[Any, Any, Sequence[R | BaseException]]
-        ],
+        func: Callable[Concatenate[list[T], P], Coroutine[Any, Any, Sequence[R | BaseException]]],
         /,
     ) -> Callable[Concatenate[T, P], Coroutine[Any, Any, R]]: ...
     @overload

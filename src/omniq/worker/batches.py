@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any
 
 from omniq.clock import Clock
@@ -17,6 +18,7 @@ from omniq.concurrency.futures import finish
 from omniq.models import Runnable, Task
 from omniq.tasks.context import TaskContext
 from omniq.tasks.signature import Callee
+from omniq.worker.executors.batch_call import BatchCall
 from omniq.worker.executors.execution import Execution, Run, abandon
 
 _LOOKS = 10
@@ -291,7 +293,7 @@ class Batches:
                     held.append((task_id, work, context))
                     continue
                 jobs[task_id] = job = self._loop.create_task(_go_on(work, context, awaited))
-            job.add_done_callback(lambda _, task_id=task_id: call.leave(task_id))
+            job.add_done_callback(partial(_leave, call, task_id))
         await call.run()
         for task_id, work, context in held:
             # Its outcome is there: it need not wait for the event loop.
@@ -305,6 +307,10 @@ class Batches:
                 if call.is_missing(task_id):
                     job.cancel(*call.error.args)
         await _ended(jobs.values())
+
+
+def _leave(call: BatchCall, task_id: str, _: asyncio.Task[None]) -> None:
+    call.leave(task_id)
 
 
 async def _go_on(work: Coroutine[Any, Any, None], context: Context, awaited: Any) -> None:

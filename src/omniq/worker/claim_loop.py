@@ -45,7 +45,7 @@ _MANY_SLOTS = 16
 class Claims(NamedTuple):
     """How many tasks to claim, and of which queues and functions."""
 
-    count: int
+    most: int
     queues: tuple[str, ...] | None
     runnable: Runnable
 
@@ -196,9 +196,7 @@ class ClaimLoop:
             # A task that has just finished made others wait, at a limit or as a suspect.
             self._running.unblocks_others = False
             self._demand.wake_up()
-        return self._demand.claimable(
-            self._running.slots, even_if_idle=self._drained is not None
-        )
+        return self._demand.claimable(self._running.slots, even_if_idle=self._drained is not None)
 
     def _batch_to_fill(self) -> OpenBatch | None:
         """An open batch to claim tasks for now."""
@@ -256,7 +254,7 @@ class ClaimLoop:
         self._watch.answered()
         self._stats.recorded(outcomes, recorded)
         self._refused.on_recorded(outcomes)
-        if claims.count:
+        if claims.most:
             self._storage.register.pass_to(self, claimed)
             mine, released = self._unknown.split(claimed, claims.runnable)
             self._running.put_back(released)
@@ -272,7 +270,7 @@ class ClaimLoop:
             self._claim_sent.set()
         try:
             recorded, claimed = await self._storage.record_and_reserve(
-                outcomes, claims.count, queues=claims.queues, runnable=claims.runnable
+                outcomes, claims.most, queues=claims.queues, runnable=claims.runnable
             )
         except BaseException:
             self._demand.failed(call)

@@ -40,7 +40,7 @@ class RunningBatch(msgspec.Struct, frozen=True):
 class Item:
     """One item of a call, and the run that waits for its outcome."""
 
-    __slots__ = ("context", "future", "outcome", "task", "value")
+    __slots__ = ("context", "future", "outcome", "task", "traceback", "value")
 
     def __init__(self, context: TaskContext, task: Task, value: Any) -> None:
         self.context = context
@@ -49,6 +49,7 @@ class Item:
         self.value = value
         """As the function takes it."""
         self.outcome: Any = None
+        self.traceback: TracebackType | None = None
         self.future: asyncio.Future[None] | None = None
         """What the run waits for, if it is an asyncio task."""
 
@@ -82,7 +83,6 @@ class BatchCall:
         self._all_here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._items: Items = []
         self._error: BaseException | None = None
-        self._traceback: TracebackType | None = None
         self.is_driving = False
         """Whether the run that enters now is driven by hand, and no asyncio task."""
         # For the runs: a function of one task, on the event loop.
@@ -129,10 +129,10 @@ class BatchCall:
             outcomes = [error] * len(items)
         for item, outcome in zip(items, outcomes, strict=True):
             item.outcome = outcome
+            if isinstance(outcome, BaseException):
+                item.traceback = outcome.__traceback__
             if item.future is not None:
                 finish(item.future)
-        if self._error is not None:
-            self._traceback = self._error.__traceback__
 
     async def _item(self, context: TaskContext, /, *args: Any, **kwargs: Any) -> Any:
         """Takes the place of the function in the run of one item."""
@@ -153,12 +153,10 @@ class BatchCall:
             item.future = asyncio.get_running_loop().create_future()
             await item.future
         outcome = item.outcome
-        if not isinstance(outcome, BaseException):
-            return outcome
-        if outcome is self._error:
+        if isinstance(outcome, BaseException):
             # Raised by several runs, it would collect the frames of them all.
-            outcome = outcome.with_traceback(self._traceback)
-        raise outcome
+            raise outcome.with_traceback(item.traceback)
+        return outcome
 
 
 async def call_function(

@@ -174,9 +174,7 @@ class ProcessExecutor:
             if not await self._clock.wait(ended, _CLOSE_SECONDS):
                 ended.cancel()
 
-    async def _run_in_child(
-        self, request: bytes, task_context: TaskContext, longest: int
-    ) -> Reply:
+    async def _run_in_child(self, request: bytes, task_context: TaskContext, longest: int) -> Reply:
         died = 0
         answers = RunAnswers(task_context, self._codec)
         for _ in range(_TRIES):
