@@ -20,7 +20,6 @@ from omniq.tasks.batches import BATCH_MARK, Batch, batch_of
 from omniq.tasks.context import TaskContext
 from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.function_lookup import MARK
-from omniq.tasks.function_types import FunctionTypes, hints_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -125,19 +124,24 @@ def _batched(size: int, wait: float, func: Callable[..., Any], /) -> Callable[..
     parameters[: len(first)] = [each.replace(kind=Parameter.POSITIONAL_ONLY) for each in first]
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     setattr(call, BATCH_MARK, batch)
-    if _are_known(func, signature):
-        # Raises `InvalidTask` for parameters that no task can have.
-        FunctionTypes(call, func.__qualname__)
+    _check_parameters(func, call, signature)
     return call
 
 
-def _are_known(func: Callable[..., Any], signature: inspect.Signature) -> bool:
-    """Whether all annotations have a meaning now: one may name what its module defines further down."""
+def _check_parameters(
+    func: Callable[..., Any], call: Callable[..., Any], signature: inspect.Signature
+) -> None:
+    """Raise `InvalidTask` for parameters that no task can have, if all annotations have a meaning now."""
+    # Imported late: a program that only declares tasks of one item does not need it.
+    from omniq.tasks.function_types import FunctionTypes, hints_of
+
     hints = hints_of(func, signature)
-    return not any(
+    is_known = not any(
         isinstance(each.annotation, str) and each.annotation != "Any" and hints[each.name] is Any
         for each in signature.parameters.values()
     )
+    if is_known:
+        FunctionTypes(call, func.__qualname__)
 
 
 def _one_item(batch: Batch, lists: int) -> Callable[..., Any]:

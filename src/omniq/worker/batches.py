@@ -18,6 +18,7 @@ from omniq.concurrency.futures import finish
 from omniq.models import Runnable, Task
 from omniq.tasks.context import TaskContext
 from omniq.tasks.signature import Callee
+from omniq.worker.demand import Order
 from omniq.worker.executors.batch_call import BatchCall
 from omniq.worker.executors.execution import Execution, Run, abandon
 
@@ -65,12 +66,19 @@ class BatchRun(Run):
 class OpenBatch:
     """Claimed tasks of one function and queue, collected for a call; later, the runs of the call."""
 
-    def __init__(self, callee: Callee, task: Task, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        callee: Callee,
+        task: Task,
+        loop: asyncio.AbstractEventLoop,
+        wake: Callable[[], None],
+    ) -> None:
         assert callee.batch is not None
         self.callee = callee
         self.size, self.wait = callee.batch.size, callee.batch.wait
-        self.queue = task.queue
-        self.runnable = Runnable(names=frozenset({task.func_path}))
+        self._queue = task.queue
+        self._runnable = Runnable(names=frozenset({task.func_path}))
+        self._wake = wake
         self.runs: list[BatchRun] = []
         self.left = 0
         """How many of its runs have no outcome yet."""
@@ -109,15 +117,20 @@ class OpenBatch:
         if len(self.runs) >= self.size:
             finish(self.closed)
 
-    def claim_sent(self) -> None:
-        """A claim for it is under way: it stays open until the reply."""
+    def claim(self, most: int) -> Order:
+        """What to claim for it. Until `claim_ended` it stays open."""
         self._wants = False
         self._expected += 1
+        return Order(most, (self._queue,), self._runnable)
 
     def claim_ended(self) -> None:
-        """The claim has returned, and what it brought has been added; or it has failed."""
+        """The claim has returned, or failed. What it has brought is added now."""
+        self._loop.call_soon(self._claim_ended)
+
+    def _claim_ended(self) -> None:
         self._expected -= 1
         self.claim_needless()
+        self._wake()
 
     def claim_needless(self) -> None:
         """Nothing can be claimed now."""
@@ -125,7 +138,7 @@ class OpenBatch:
         if not self._expected:
             finish(self._answer)
 
-    async def until_complete(self, clock: Clock, wake: Callable[[], None]) -> None:
+    async def until_complete(self, clock: Clock) -> None:
         """Return when it is full, was closed, or has waited long enough and no claim for it is under way."""
         end = clock.monotonic() + self.wait
         pause = max(_SHORTEST_LOOK, self.wait / _LOOKS)
@@ -137,7 +150,7 @@ class OpenBatch:
             await clock.wait(self.closed, min(left, pause))
             if not self.closed.done() and left > pause:
                 self._wants, self._answer = True, self._loop.create_future()
-                wake()
+                self._wake()
         finish(self.closed)
 
     # Calling
@@ -222,7 +235,7 @@ class Batches:
         key = (task.func_path, task.queue)
         batch = self._open.get(key)
         if batch is None or not batch.has_room:
-            batch = self._open[key] = OpenBatch(callee, task, self._loop)
+            batch = self._open[key] = OpenBatch(callee, task, self._loop, self._wake)
             self.largest = max(self.largest, batch.size)
             self._all[batch] = self._loop.create_task(
                 self._run(key, batch), context=self._context.copy()
@@ -230,33 +243,28 @@ class Batches:
             self._wake()
         return batch
 
-    def to_fill(self) -> OpenBatch | None:
-        """A batch that wants more tasks."""
+    def to_fill(self, can_claim: bool, *, is_draining: bool) -> OpenBatch | None:
+        """A batch that wants more tasks.
+
+        If nothing can be claimed now, none waits for a claim. In a pool that drains, those for which the
+        last claim has found too few tasks are called: nothing else will come.
+        """
+        for batch in list(self._open.values()):
+            if not can_claim:
+                batch.claim_needless()
+            elif is_draining and batch.is_answered:
+                finish(batch.closed)
         return next((batch for batch in self._open.values() if batch.missing), None)
 
-    def close_answered(self) -> None:
-        """Call those for which the last claim found too few tasks."""
-        for batch in list(self._open.values()):
-            if batch.is_answered:
-                finish(batch.closed)
-
-    def claim_nothing(self) -> None:
-        """No claim can be made for any of them now."""
-        for batch in self._open.values():
-            batch.claim_needless()
-
-    def collected(self) -> list[BatchRun]:
-        """The runs of batches that are still open."""
-        return [run for batch in self._open.values() for run in batch.runs if not run.has_ended]
-
-    def close_all(self) -> None:
-        """Take no more tasks into any of them."""
+    def take_collected(self) -> list[BatchRun]:
+        """The runs of all open batches, which take no more."""
         for batch in self._open.values():
             finish(batch.closed)
+        return [run for batch in self._open.values() for run in batch.runs if not run.has_ended]
 
     async def _run(self, key: tuple[str, str], batch: OpenBatch) -> None:
         try:
-            await batch.until_complete(self._clock, self._wake)
+            await batch.until_complete(self._clock)
             if self._open.get(key) is batch:
                 del self._open[key]
             for runs in batch.calls():

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from omniq import events
 from omniq.concurrency.backoff import backoff
 from omniq.errors import LeaseLost, StorageError, StorageRefused, StoreWentBack
 from omniq.events import Dispatcher
-from omniq.models import Runnable, Task
+from omniq.models import Task
 from omniq.outcomes import Outcome, Released
 from omniq.storage.base import BaseStorage
 from omniq.storage.claim_register import Claim, Hand
 from omniq.storage.types import Renewal
 from omniq.worker.batches import OpenBatch
-from omniq.worker.demand import Call, Demand
+from omniq.worker.demand import Call, Demand, Order
 from omniq.worker.lease_watch import LeaseWatch
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.problems import ProblemReports
@@ -40,14 +39,6 @@ _REPORT_PAUSE = 60.0
 
 _MANY_SLOTS = 16
 """With fewer slots one call claims for all of them; dividing them would only add round trips."""
-
-
-class Claims(NamedTuple):
-    """How many tasks to claim, and of which queues and functions."""
-
-    most: int
-    queues: tuple[str, ...] | None
-    runnable: Runnable
 
 
 def _concurrent_calls(storage: BaseStorage) -> int:
@@ -134,19 +125,15 @@ class ClaimLoop:
             # The outcomes of a batch are there together.
             outcomes = running.take_finished(max(self._most_per_call, batches.largest))
             batch = self._batch_to_fill() if batches.are_collected else None
-            free = self._claimable() if batch is None else 0
-            claimed = None
-            if batch is not None:
-                await self._fill(outcomes, batch)
-            elif outcomes or free:
-                claimed = await self._call(outcomes, free)
+            free = self._claimable() if batch is None else batch.missing
+            claimed = await self._call(outcomes, free, batch) if outcomes or free else None
             if not (running.active or running.finished or demand.in_flight):
                 if self._stop_requested.done():
                     # The other loop may be waiting for the end of this very call.
                     self._wake.set()
                     return
                 if drained is not None and not drained.done():
-                    if (free and claimed == 0) or self._pool.is_recycling:
+                    if (free and claimed == 0 and batch is None) or self._pool.is_recycling:
                         drained.set_result(None)
                         self._drained = None
                     elif claimed is not None:
@@ -154,8 +141,6 @@ class ClaimLoop:
             # Checked also if this loop was not woken: `wake` may have woken the other loop alone,
             # at a time when no slot was free.
             if running.finished or (not demand.is_idle and self._claimable()):
-                continue
-            if batches.are_collected and self._batch_to_fill() is not None:
                 continue
             # `until_drained` may have been called during this call, and its wake-up may have gone
             # to the other loop when that had no free slot: then claim once more and do not wait.
@@ -200,45 +185,23 @@ class ClaimLoop:
 
     def _batch_to_fill(self) -> OpenBatch | None:
         """An open batch to claim tasks for now."""
-        batches = self._running.batches
-        if self._stop_requested.done():
-            # They have not begun: others run them sooner.
-            self._running.release_collected()
-            return None
-        if self._pool.is_recycling or self._demand.is_paused:
-            batches.claim_nothing()
-            return None
-        if self._drained is not None:
-            # Nothing else will come.
-            batches.close_answered()
-        return batches.to_fill()
-
-    async def _fill(self, outcomes: list[Outcome], batch: OpenBatch) -> None:
-        """Record the outcomes and claim tasks into the batch, which has its slot already."""
-        claims = batch.missing
-        batch.claim_sent()
-        try:
-            await self._call(outcomes, 0, Claims(claims, (batch.queue,), batch.runnable))
-        finally:
-            # After the tasks of the reply have begun, which put themselves into the batch.
-            asyncio.get_running_loop().call_soon(self._filled, batch)
-
-    def _filled(self, batch: OpenBatch) -> None:
-        batch.claim_ended()
-        self._wake.set()
+        can_claim = not (self._pool.is_recycling or self._demand.is_paused)
+        is_draining, is_stopping = self._drained is not None, self._stop_requested.done()
+        return self._running.batch_to_fill(can_claim, is_draining, is_stopping)
 
     async def _call(
-        self, outcomes: list[Outcome], free: int, claims: Claims | None = None
+        self, outcomes: list[Outcome], claims: int, batch: OpenBatch | None = None
     ) -> int | None:
-        """Record the outcomes and claim tasks for `free` slots, or what `claims` says, in one step.
+        """Record the outcomes and claim up to `claims` tasks, in one step.
 
-        Returns how many were claimed; None when the call failed.
+        Those for a batch have its slot. Returns how many were claimed; None when the call failed.
         """
-        call = Call(free, min(len(outcomes), self._most_per_call))
-        if claims is None:
-            claims = Claims(free, self._queues, self._unknown.runnable)
+        order = Order(claims, self._queues, self._unknown.runnable)
+        if batch is not None:
+            order = batch.claim(claims)
+        call = Call(claims if batch is None else 0, min(len(outcomes), self._most_per_call))
         try:
-            recorded, claimed = await self._send(call, outcomes, claims)
+            recorded, claimed = await self._send(call, outcomes, order)
         except LeaseLost as lost:
             await self._after_loss(outcomes, lost)
             return None
@@ -250,19 +213,22 @@ class ClaimLoop:
         except Exception as error:
             await self._after_failure(call, outcomes, error)
             return None
+        finally:
+            if batch is not None:
+                batch.claim_ended()
         self._failures = 0
         self._watch.answered()
         self._stats.recorded(outcomes, recorded)
         self._refused.on_recorded(outcomes)
-        if claims.most:
+        if order.most:
             self._storage.register.pass_to(self, claimed)
-            mine, released = self._unknown.split(claimed, claims.runnable)
+            mine, released = self._unknown.split(claimed, order.runnable)
             self._running.put_back(released)
             self._after_claim(call, mine)
         return len(claimed)
 
     async def _send(
-        self, call: Call, outcomes: list[Outcome], claims: Claims
+        self, call: Call, outcomes: list[Outcome], order: Order
     ) -> tuple[list[bool], list[Task]]:
         self._demand.sent(call)
         self._recording[call] = outcomes
@@ -270,7 +236,7 @@ class ClaimLoop:
             self._claim_sent.set()
         try:
             recorded, claimed = await self._storage.record_and_reserve(
-                outcomes, claims.most, queues=claims.queues, runnable=claims.runnable
+                outcomes, order.most, queues=order.queues, runnable=order.runnable
             )
         except BaseException:
             self._demand.failed(call)

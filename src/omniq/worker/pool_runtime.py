@@ -243,9 +243,6 @@ class PoolRuntime:
     def on_finished(self) -> None:
         self._wake.set()
 
-    def on_batch_open(self) -> None:
-        self._wake.set()
-
     def on_leaked_threads_change(self) -> None:
         if self.is_recycling and not self._has_reported_recycling:
             self._events.emit(

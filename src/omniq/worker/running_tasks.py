@@ -16,7 +16,7 @@ from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext, enter
 from omniq.tasks.signature import Callee
 from omniq.tasks.steps import WorkerServices
-from omniq.worker.batches import Batches, BatchRun
+from omniq.worker.batches import Batches, BatchRun, OpenBatch
 from omniq.worker.executors.execution import Execution, Run, StopReason
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.stats_recorder import StatsRecorder
@@ -58,7 +58,7 @@ class RunningTasks:
         self._sweep_now: asyncio.Future[None] = self._loop.create_future()
         self._next_sweep = _FOREVER
         self._given_up: set[asyncio.Task[None]] = set()
-        self.batches = Batches(execution, clock, pool.on_batch_open, self._execute_item)
+        self.batches = Batches(execution, clock, pool.on_finished, self._execute_item)
         self.active: dict[str, Run] = {}
         self.finished: list[Outcome] = []
         self._waiting: set[str] = set()
@@ -260,12 +260,17 @@ class RunningTasks:
             self._finish(run, outcome)
             run.end()
 
-    def release_collected(self) -> None:
-        """Release the tasks of batches that have not been called."""
-        for run in self.batches.collected():
-            run.stop_reason = run.stop_reason or "shutdown"
-            self._give_up(run)
-        self.batches.close_all()
+    def batch_to_fill(
+        self, can_claim: bool, is_draining: bool, is_stopping: bool
+    ) -> OpenBatch | None:
+        """An open batch that wants more tasks. In a pool that stops, what was collected is released."""
+        if is_stopping:
+            # It has not begun: others run it sooner.
+            for run in self.batches.take_collected():
+                run.stop_reason = run.stop_reason or "shutdown"
+                self._give_up(run)
+            return None
+        return self.batches.to_fill(can_claim, is_draining=is_draining)
 
     def _refuse(self, run: Run, outcome: Outcome) -> None:
         """End a run that did not start."""
