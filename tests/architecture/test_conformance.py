@@ -90,10 +90,10 @@ ONE_BACKEND = {
         "vacuum": "dead rows slow down the claims of a busy table",
     },
     "log": {
+        "append_order": "processes that compete for the end of a log take turns",
         "commit_thread": "one thread commits the waiting calls together",
         "log": "the port of servers that can only append",
         "replica": "the state in the process, and how far it has followed the log",
-        "turns": "processes that compete for the end of a log take turns",
         "undoable_tables": "a decision is undone when another process commits first",
     },
     "nats": {

@@ -29,7 +29,7 @@ CONTRACTS = {
     "memory": "tests/storage/test_memory.py",
     "sqlite": "tests/storage/test_sqlite_contract.py",
     "file": "tests/storage/test_file_contract.py",
-    "log": "tests/storage/test_log_commits.py tests/storage/test_log_turns.py",
+    "log": "tests/storage/test_log_commits.py tests/storage/test_log_append_order.py",
     "s3": "tests/storage/test_s3_trimming.py",
     "versions": "tests/worker/test_versions.py",
 }

@@ -65,8 +65,16 @@ def pause_in(document: Document) -> Pause:
         queue=document.key if function is None else None,
         function=function,
         reason=_decode(document.data).reason,
-        until=None if document.due is None else from_micros(document.due),
+        until=_end_of(document),
     )
+
+
+def _end_of(document: Document) -> datetime | None:
+    try:
+        return None if document.due is None else from_micros(document.due)
+    except OverflowError:
+        # No version of omniq has written this time. The pause stays until somebody ends it.
+        return None
 
 
 def function_in(key: str) -> str | None:

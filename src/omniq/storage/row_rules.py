@@ -351,11 +351,14 @@ def hide(row: Row, until: int | None) -> None:
 
 def release(row: Row, now: int) -> None:
     """End the wait of a row: a claim may take it, at its eta or now."""
-    assert row.workflow is not None
+    workflow = row.workflow
+    assert workflow is not None
     row.turn = row.order[1]
-    row.due = row.visible = max(now, row.workflow.eta or 0)
+    row.due = row.visible = max(now, workflow.eta or 0)
+    # If it waited for some of its sources only, the others may end while it waits for something else, such as a
+    # retry or its children.
     row.workflow = msgspec.structs.replace(
-        row.workflow, needs=0, holds=0, failed=0, on=(), eta=None
+        workflow, needs=0, holds=0, failed=0, on=(), eta=None, wait=workflow.wait + 1
     )
 
 

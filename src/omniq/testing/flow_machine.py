@@ -101,7 +101,8 @@ class FlowStateMachine(RuleBasedStateMachine):
     def claim(self, owner: int, limit: int) -> None:
         claimable = self._model.claimable(self._clock.micros())
         tasks = self._run(self._storages[owner].reserve(limit))
-        assert {task.id for task in tasks} <= claimable
+        claimed = {task.id for task in tasks}
+        assert claimed <= claimable, f"claimed {claimed - claimable}, which may not run"
         assert len(tasks) == min(limit, len(claimable))
         for task in tasks:
             self._model.claim(task.id, owner, task.token)

@@ -182,10 +182,11 @@ class SentinelGroup(_Group):
 
     def await_replicas(self) -> None:
         """Wait until all other servers that run are replicas of the primary and up to date."""
-        primary = self.await_primary()
-        others = [each for each in self.servers if each is not primary and each.is_running]
 
         def are_current() -> bool:
+            # The Sentinels may promote another one meanwhile, as after a pause of the machine.
+            primary = self.await_primary()
+            others = [each for each in self.servers if each is not primary and each.is_running]
             states = [info(each, "replication") for each in others]
             known = [
                 int(ask(each, "SENTINEL", "CKQUORUM", SERVICE) and _replicas_of(each))

@@ -11,7 +11,7 @@ enough for claims, unique keys, limits, leases and batches.
 | `encoding` | commits and snapshots as bytes |
 | `undoable_tables` | the state, which can undo the changes of a commit |
 | `replica` | the state and its place in the log: follow, append, undo, save snapshots |
-| `turns` | which of the competing processes appends next |
+| `append_order` | which of the competing processes appends next |
 | `commit_thread` | runs all calls that wait, and appends their changes as one commit |
 | `backend` | the port of the engine on top of it |
 | `storage` | `LogStorage` |

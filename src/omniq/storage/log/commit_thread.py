@@ -163,7 +163,7 @@ class CommitThread:
                 return calls
             await self._is_woken.wait()
 
-    # Turns
+    # The order of appends
 
     async def _wait_for_turn(self) -> None:
         """Read the log while other processes have their turns. Calls that arrive meanwhile join the next commit."""
@@ -171,11 +171,14 @@ class CommitThread:
         turn = max(_SHORTEST_TURN, 2 * self._append_seconds)
         try:
             while replica.is_loaded and not self._is_stopping:
-                left = replica.turns.before_own() * turn - self._since_moved()
+                left = replica.append_order.before_own() * turn - self._since_moved()
                 if left > 0:
                     replica.competes = True
                     await asyncio.wait((self._never,), timeout=min(left, turn / 2))
-                elif replica.turns.last == replica.writer or self._since_looked() < _LATE * turn:
+                elif (
+                    replica.append_order.last == replica.writer
+                    or self._since_looked() < _LATE * turn
+                ):
                     return
                 await self._follow()
         except Exception as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from omniq.clock import Clock
 from omniq.errors import StorageCorrupt, StorageError, StorageRefused
 from omniq.failpoints import hit
+from omniq.storage.log.append_order import AppendOrder
 from omniq.storage.log.encoding import Commit, decode_commit, effects_of, encode_commit, everything
 from omniq.storage.log.log import Log, Trimmed
-from omniq.storage.log.turns import Turns
 from omniq.storage.log.undoable_tables import UndoableTables
 
 _PAUSES = (0, 0.02, 0.05, 0.1, 0.2, 0.5, *[1.0] * 14)
@@ -53,7 +53,7 @@ class Replica:
         self.is_loaded = False
         self.needs_snapshot = False
         self.tables = UndoableTables()
-        self.turns = Turns(self.writer)
+        self.append_order = AppendOrder(self.writer)
         self.number = 0
         self._last_id = ""
         self._time = 0
@@ -111,7 +111,7 @@ class Replica:
 
     def _reach(self, number: int, commit: Commit, size: int = 0) -> None:
         self.number, self._last_id, self._time = number, commit.id, commit.time
-        self.turns.note(commit.writer, competes=commit.competes)
+        self.append_order.note(commit.writer, competes=commit.competes)
         self._bytes_since += size
         if commit.snapshot > self._snapshot:
             # Another process has saved it.

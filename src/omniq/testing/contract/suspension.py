@@ -131,6 +131,27 @@ class SuspensionContract(ContractPart):
         await storage.record([Retried("p", again.token, an_error(), later)])
         assert await storage.reserve(1) == []
 
+    @promise("F19")
+    @pytest.mark.parametrize("then", ["retry", "return"])
+    async def test_the_ends_that_a_wait_did_not_need_release_nothing(
+        self, storage: BaseStorage, clock: ManualClock, then: str
+    ) -> None:
+        parent = await a_parent(storage, "a")
+        await storage.enqueue_many([a_task("x", queue="others"), a_task("y", queue="others")])
+        await suspend(storage, parent, "x", "y", enough=1)
+        first, second = await storage.reserve(2, queues=["others"])
+        await succeed(storage, first)
+        (resumed,) = await storage.reserve(1, queues=["default"])
+        if then == "retry":
+            later = clock.now() + timedelta(seconds=60)
+            await storage.record([Retried("p", resumed.token, an_error(), later)])
+        else:
+            # It ends with its child.
+            await succeed(storage, resumed)
+
+        await succeed(storage, second)
+        assert await storage.reserve(1, queues=["default"]) == []
+
     @promise("F8")
     async def test_a_claim_that_is_not_current_neither_suspends_nor_adds_children(
         self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock

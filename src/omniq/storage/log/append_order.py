@@ -1,6 +1,6 @@
-"""Turns of the processes that append to one log at the same time.
+"""Which of the processes that append to one log at the same time appends next.
 
-Without turns, the winner of a race tends to win the next one, because it does not have to read first. The log itself
+Without an order, the winner of a race tends to win the next one, because it does not have to read first. The log itself
 shows which processes compete: a process that has lost a race, or has waited for others, sets a flag in its commit.
 From then on it has turns, in the order of the ids, until it does not use one. All processes read the same log, so they
 agree. A turn is only a hint; the append decides. A process without competitors never waits.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect
 
 
-class Turns:
+class AppendOrder:
     """The processes that have turns, as of the last commit that was read."""
 
     def __init__(self, writer: str) -> None:
