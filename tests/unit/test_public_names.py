@@ -69,6 +69,7 @@ PUBLIC = [
     "Interval",
     "Resource",
     "INJECTED",
+    "batched",
     "current_task",
     "Retry",
     "Snooze",

@@ -122,10 +122,10 @@ class ClaimLoop:
             if self._refused.are_due:
                 await self._refused.try_again()
             # At most a part: a call that took everything would leave nothing for the other loop.
-            # The outcomes of a batch are there together.
-            outcomes = running.take_finished(max(self._most_per_call, batches.largest))
             batch = self._batch_to_fill() if batches.are_collected else None
             free = self._claimable() if batch is None else batch.missing
+            # The outcomes of a batch are there together.
+            outcomes = running.take_finished(max(self._most_per_call, batches.largest))
             claimed = await self._call(outcomes, free, batch) if outcomes or free else None
             if not (running.active or running.finished or demand.in_flight):
                 if self._stop_requested.done():

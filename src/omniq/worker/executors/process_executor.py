@@ -45,6 +45,7 @@ from omniq.worker.executors.process_protocol import (
     decode_reply,
 )
 from omniq.worker.lifespan import Lifespan, importable_path
+from omniq.worker.recycling import ProcessLimits
 
 # A child receives what it needs over its socket; its environment has no secrets that a task could
 # read.
@@ -88,7 +89,9 @@ class ProcessExecutor:
         self._clock = clock
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
-        self._dying: set[asyncio.Future[int]] = set()
+        self._dying: set[asyncio.Future[Any]] = set()
+        self._retiring: set[asyncio.Future[None]] = set()
+        self._limits = ProcessLimits(settings)
         pickles = isinstance(serializer, CloudpickleSerializer)
         path = None if lifespan is None else importable_path(lifespan)
         config = ChildConfig(
@@ -168,9 +171,11 @@ class ProcessExecutor:
                 ended.cancel()
 
     async def _finish_idle(self) -> None:
-        finishing = [child for child in self._idle if child.needs_closing and child.is_alive]
+        closing = [child for child in self._idle if child.needs_closing and child.is_alive]
+        finishing: set[asyncio.Future[Any]] = {child.finish() for child in closing}
+        finishing |= self._retiring
         if finishing:
-            ended = asyncio.ensure_future(_all_ended({child.finish() for child in finishing}))
+            ended = asyncio.ensure_future(_all_ended(finishing))
             if not await self._clock.wait(ended, _CLOSE_SECONDS):
                 ended.cancel()
 
@@ -198,9 +203,27 @@ class ProcessExecutor:
                 raise
             else:
                 child.needs_closing = reply.needs_closing
-                self._idle.append(child)
+                child.runs += 1
+                self._put_back(child)
                 return reply
         raise _death_of(died)
+
+    def _put_back(self, child: _Child) -> None:
+        """Use the child for the next run, unless it has reached a limit: it then closes what it holds, and ends."""
+        if not self._limits.exceeded(child.runs, child.pid):
+            self._idle.append(child)
+            return
+        retiring = asyncio.ensure_future(self._retire(child))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, child: _Child) -> None:
+        if child.needs_closing and child.is_alive:
+            ended = asyncio.ensure_future(_all_ended({child.finish()}))
+            if not await self._clock.wait(ended, _CLOSE_SECONDS):
+                ended.cancel()
+        if child in self._all:
+            self._drop(child)
 
     async def _handle(
         self, reply: Reply, child: _Child, task_context: TaskContext, answers: RunAnswers
@@ -271,6 +294,7 @@ class _Child:
 
     def __init__(self) -> None:
         self.is_configured = self.needs_closing = False
+        self.runs = 0
         ours, theirs = socket.socketpair()
         inherited, self._held_pipe = os.pipe()
         try:
@@ -284,6 +308,10 @@ class _Child:
             os.close(inherited)
         ours.setblocking(False)
         self._socket = ours
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -380,5 +408,5 @@ def _describe_exit(code: int) -> str:
         return f"signal {-code}"
 
 
-async def _all_ended(dying: set[asyncio.Future[int]]) -> None:
+async def _all_ended(dying: set[asyncio.Future[Any]]) -> None:
     await asyncio.wait(set(dying))
