@@ -21,6 +21,7 @@ from omniq import (
     current_task,
     task,
 )
+from omniq.concurrency.running_task import running_task
 from tests.worker.recorder import RECORDER, until
 
 
@@ -272,3 +273,15 @@ def untyped(items):
 @batched(size=10)
 async def as_text(numbers: list[int]) -> list[str]:
     return [str(number) for number in numbers]
+
+
+@task
+@batched(size=10)
+def note_running(numbers: list[int]) -> None:
+    RECORDER.facts["running"] = running_task()
+
+
+@task
+@batched(size=10)
+async def stop_pool(numbers: list[int]) -> None:
+    await RECORDER.facts["pool"].stop()

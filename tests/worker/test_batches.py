@@ -514,6 +514,25 @@ async def test_a_batch_is_no_single_current_task(memory_queue: AsyncTaskQueue) -
     assert "contexts" in error.message
 
 
+async def test_log_lines_of_the_function_carry_the_first_item(memory_queue: AsyncTaskQueue) -> None:
+    handles = await memory_queue.enqueue_many(batch_tasks.note_running, [(1,), (2,)])
+    await drain(memory_queue)
+
+    running = RECORDER.facts["running"]
+    path = "tests.worker.batch_tasks.note_running"
+    assert (running.task_id, running.func_path, running.attempt) == (handles[0].id, path, 1)
+
+
+async def test_a_batch_cannot_stop_its_own_pool(memory_queue: AsyncTaskQueue) -> None:
+    async with memory_queue.worker(concurrency=1) as pool:
+        RECORDER.facts["pool"] = pool
+        await memory_queue.options(max_retries=0).enqueue_many(batch_tasks.stop_pool, [(1,), (2,)])
+        await until(lambda: pool.stats().failed_tasks == 2)
+
+    errors = (await errors_of(memory_queue)).values()
+    assert {error.error_type for error in errors} == {"InvalidValue"}
+
+
 async def test_a_flow_maps_over_a_batched_function(memory_queue: AsyncTaskQueue) -> None:
     flow = Flow("numbers")
     numbers = flow.add("numbers", batch_tasks.numbers_up_to, 15)

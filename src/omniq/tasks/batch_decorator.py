@@ -1,7 +1,7 @@
 """Functions that take several tasks in one call: `@batched(size=100, wait=0.2)`.
 
 The function takes a list of items and returns a list with an outcome for each. What callers see is a
-function of one item: each item is a task, with an id, a result, retries and a dead letter of its own.
+function of one item: each item is a task, with an id, a result, retries and a dead letter.
 """
 
 from __future__ import annotations
