@@ -112,6 +112,8 @@ from omniq.tasks.versions import Args
 
 if TYPE_CHECKING:
     from omniq.circuit_breaker import BreakerState, CircuitBreaker
+    from omniq.operations.bulk_actions import BulkReport
+    from omniq.operations.check import CheckProblem, CheckReport
     from omniq.operations.flow_handle import AsyncFlowHandle, FlowHandle
     from omniq.operations.handle import AsyncTaskHandle, TaskHandle
     from omniq.operations.health import BreakerInfo, Health, StuckTask, UnrunnableFunction
@@ -121,6 +123,7 @@ if TYPE_CHECKING:
     from omniq.queue.blocking_queue import TaskQueue
     from omniq.serialization import CloudpickleSerializer, MsgspecSerializer, Serializer
     from omniq.storage.base import BaseStorage
+    from omniq.storage.pauses import Pause
     from omniq.storage.types import Capabilities
     from omniq.tasks.flow import Flow
     from omniq.worker import AsyncWorkerPool, WorkerPool
@@ -137,7 +140,10 @@ else:
         "BaseStorage": "omniq.storage.base",
         "BreakerInfo": "omniq.operations.health",
         "BreakerState": "omniq.circuit_breaker",
+        "BulkReport": "omniq.operations.bulk_actions",
         "Capabilities": "omniq.storage.types",
+        "CheckProblem": "omniq.operations.check",
+        "CheckReport": "omniq.operations.check",
         "CircuitBreaker": "omniq.circuit_breaker",
         "CloudpickleSerializer": "omniq.serialization",
         "Flow": "omniq.tasks.flow",
@@ -145,6 +151,7 @@ else:
         "Health": "omniq.operations.health",
         "LimitInfo": "omniq.operations.limits",
         "MsgspecSerializer": "omniq.serialization",
+        "Pause": "omniq.storage.pauses",
         "PoolStats": "omniq.worker.pool_stats",
         "QueueInfo": "omniq.operations.overview",
         "Serializer": "omniq.serialization",
@@ -178,8 +185,11 @@ __all__ = [
     "BreakerInfo",
     "BreakerRule",
     "BreakerState",
+    "BulkReport",
     "CallTimeout",
     "Capabilities",
+    "CheckProblem",
+    "CheckReport",
     "ChildrenFailed",
     "CircuitBreaker",
     "CircuitOpen",
@@ -211,6 +221,7 @@ __all__ = [
     "NotSealed",
     "OmniqError",
     "PartialError",
+    "Pause",
     "PermanentError",
     "Pong",
     "PoolStats",

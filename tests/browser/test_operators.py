@@ -170,3 +170,23 @@ async def test_queues_are_sorted_as_chosen(client, queue, sort, first):
 
     assert page.count('aria-current="true"') == 1
     assert order[min(order)] == first
+
+
+async def test_a_function_is_paused_with_a_reason_on_its_page_and_resumed(client, queue):
+    await sign_in(client, SECRET)
+    paused = await act(
+        client, "functions/pause", function="shop.say", reason="no <b>sound</b>", span="2h"
+    )
+    page = (await client.get("/functions/shop.say")).text
+    listed = (await client.get("/functions")).text
+    (pause,) = await queue.functions.paused()
+    resumed = await act(client, "functions/resume", function="shop.say")
+
+    assert (paused.status_code, resumed.status_code) == (200, 200)
+    assert (pause.function, pause.reason) == ("shop.say", "no <b>sound</b>")
+    assert pause.until is not None
+    assert "no &lt;b&gt;sound&lt;/b&gt;" in page
+    assert "act/functions/resume" in page
+    assert "shop.say" in listed
+    assert await queue.functions.paused() == []
+    assert "act/functions/pause" in (await client.get("/functions/shop.say")).text

@@ -188,3 +188,29 @@ def test_a_worker_that_is_not_alive_is_not_found(omniq, queue):
         completed = omniq("workers", command, "missing")
         assert completed.code == 3
         assert "no live worker has that id" in completed.err
+
+
+def test_a_paused_function_is_listed_with_reason_and_end_and_explained(omniq, queue):
+    task_id = queue.enqueue("shop.send").id
+    paused = omniq("functions", "pause", "shop.send", "--reason", "no mails", "--for", "2h")
+    (listed,) = omniq("functions", "list", "--json").lines
+    shown = omniq("functions", "list").out.splitlines()[1]
+    explained = omniq("explain", task_id).out
+    problems = queue.health().problems
+    resumed = omniq("functions", "resume", "shop.send", "shop.other")
+
+    assert paused.out == "paused: shop.send\n"
+    assert (listed["function"], listed["reason"]) == ("shop.send", "no mails")
+    assert shown.startswith(("shop.send  in 1h 59m", "shop.send  in 2h 0m"))
+    assert "Its function shop.send is paused: no mails; until" in explained
+    assert "omniq functions resume shop.send" in explained
+    assert "function shop.send is paused: no mails" in problems
+    assert resumed.err == "shop.other: this function was not paused\n"
+    assert omniq("functions", "list").err == "no function is paused\n"
+
+
+def test_a_pause_of_a_queue_has_a_reason_and_an_end(omniq, queue):
+    task_id = queue.options(queue="mail").enqueue("shop.send").id
+    omniq("queues", "pause", "mail", "--reason", "no mails", "--for", "90m")
+
+    assert "Its queue mail is paused: no mails; until" in omniq("explain", task_id).out

@@ -215,3 +215,70 @@ def test_deleting_a_waiting_task_is_refused_with_the_reason(omniq, queue):
 
     assert "has not ended: pending" in completed.out + completed.err
     assert queue.get_task(waiting) is not None
+
+
+def test_a_dry_run_shows_how_many_match_and_changes_nothing(omniq, queue):
+    ids = [queue.enqueue("clitasks.add", number).id for number in range(7)]
+    queue.enqueue("clitasks.boom", "x")
+    command = ("tasks", "cancel", "--all", "--func", "clitasks.add", "--dry-run")
+    done = omniq(*command)
+
+    assert done.out.splitlines() == [
+        "7 tasks would be cancelled",
+        *(f"  {each}" for each in sorted(ids)[:5]),
+        "  and 2 more",
+    ]
+    assert omniq(*command, "--json").json == {"matches": 7, "first": sorted(ids)[:5]}
+    assert omniq("tasks", "cancel", "--dry-run").code == 2
+    assert queue.stats().by_status["pending"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("cancel",), "cancelled: 1\n"),
+        (("change", "--priority", "3"), "changed: 1\n"),
+        (("run",), "due now: 1\n"),
+    ],
+)
+def test_a_search_selects_what_is_changed_and_a_second_call_finds_nothing(
+    omniq, queue, arguments, said
+):
+    queue.options(delay=3600).enqueue("clitasks.add", 1, b=17)
+    queue.options(delay=3600).enqueue("clitasks.add", 1, b=18)
+    command = ("tasks", *arguments, "--all", "--search", "arg.b:17", "--yes")
+
+    assert omniq(*command).out == said
+    assert omniq(*command).out == said.replace("1", "0")
+
+
+def test_failed_tasks_are_retried_by_filter(omniq, queue, dead_task):
+    dead_task("card refused")
+    dead_task("no such mailbox")
+
+    assert omniq("tasks", "retry", "--all", "--search", "error:card", "--yes").code == 0
+    assert omniq(
+        "dead", "delete", "--all", "--search", "error:mailbox", "--dry-run"
+    ).out.startswith("1 dead letter would be deleted\n")
+    assert len(queue.dead.list()) == 1
+
+
+def test_an_empty_search_does_not_select_everything(omniq, queue):
+    queue.enqueue("clitasks.add", 1)
+    for group in ("tasks", "dead"):
+        refused = omniq(group, "delete", "--all", "--search", "", "--yes")
+
+        assert refused.code == 2
+        assert "--search is empty" in refused.err
+
+
+def test_a_change_of_many_reports_its_progress_as_json_lines(omniq, queue, monkeypatch):
+    monkeypatch.setattr("omniq.operations.bulk_selection.STEP", 2)
+    queue.enqueue_many([("clitasks.add", (number,)) for number in range(5)])
+    done = omniq("tasks", "cancel", "--all", "--yes", "--json")
+
+    assert done.lines == [
+        {"progress": 2, "total": 5},
+        {"progress": 4, "total": 5},
+        {"done": 5, "refused": {}},
+    ]

@@ -32,6 +32,7 @@ CONTRACTS = {
     "log": "tests/storage/test_log_commits.py tests/storage/test_log_append_order.py",
     "s3": "tests/storage/test_s3_trimming.py",
     "versions": "tests/worker/test_versions.py",
+    "operations": "tests/worker/test_check.py tests/worker/test_bulk.py",
 }
 SUITES = ("contract", "machine")
 SIMULATION = "simulation"
@@ -54,8 +55,8 @@ class Mutant:
     def suites(self) -> tuple[str, ...]:
         if self.backend == SIMULATION:
             return (SIMULATION,)
-        # A state machine never stands still for hours, and runs no functions.
-        return ("contract",) if self.backend in ("s3", "versions") else SUITES
+        # A state machine never stands still for hours, runs no functions, and has no operators.
+        return ("contract",) if self.backend in ("s3", "versions", "operations") else SUITES
 
     @classmethod
     def read(cls, patch: Path) -> Mutant:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omniq import AsyncTaskQueue, AsyncWorkerPool
+from omniq import AsyncTaskQueue, AsyncWorkerPool, InvalidTask, InvalidValue
 from omniq.storage.memory import MemoryStorage
 from tests.worker import sample_tasks as tasks
 from tests.worker.recorder import RECORDER, until
@@ -84,3 +84,31 @@ async def test_a_paused_worker_can_be_stopped():
 
         assert RECORDER.names() == []
         assert await memory.workers() == []
+
+
+async def test_a_function_that_is_paused_for_a_time_holds_no_other_and_runs_when_it_is_resumed():
+    async with AsyncTaskQueue(MemoryStorage()) as queue:
+        await queue.functions.pause(tasks.note, reason="no notes", until=3_600)
+        waiting = await queue.enqueue(tasks.note, "paused")
+        other = await queue.enqueue(tasks.add, 1, 2)
+        async with queue.worker(allow=[tasks.__name__]):
+            assert await other.result(timeout=30) == 3
+            ran_while_paused = RECORDER.names()
+            (pause,) = await queue.functions.paused()
+            await queue.functions.resume(tasks.note)
+            await waiting.result(timeout=30)
+
+    assert ran_while_paused == []
+    assert pause.reason == "no notes"
+    assert pause.until is not None
+    assert RECORDER.names() == ["paused"]
+
+
+async def test_a_pause_with_a_wrong_end_or_function_is_refused():
+    async with AsyncTaskQueue(MemoryStorage()) as queue:
+        with pytest.raises(InvalidValue, match="until"):
+            await queue.functions.pause(tasks.note, until=-1)
+        with pytest.raises(InvalidTask, match="expected a dotted path"):
+            await queue.functions.pause("no path")
+
+        assert await queue.functions.paused() == []

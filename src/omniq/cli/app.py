@@ -33,6 +33,10 @@ _COMMANDS = {
         "List dead letters: tasks that failed for good. Retry or delete them.",
     ),
     "queues": ("omniq.cli.queues:app", "List, pause, resume and purge queues."),
+    "functions": (
+        "omniq.cli.functions:app",
+        "List the functions that are paused; pause and resume functions.",
+    ),
     "schedules": ("omniq.cli.schedules:app", "List, add, pause and trigger schedules."),
     "workers": (
         "omniq.cli.workers:app",
@@ -49,6 +53,10 @@ _COMMANDS = {
     "events": (
         "omniq.cli.events:events",
         "Print what happens to tasks, workers, queues and breakers, as it happens.",
+    ),
+    "check": (
+        "omniq.cli.check:check",
+        "Say before a deploy what is stored that the new code cannot run.",
     ),
     "purge": (
         "omniq.cli.purge:purge",

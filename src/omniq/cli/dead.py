@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TextIO, TypedDict
 
+import msgspec
+
 from omniq.cli import output
+from omniq.cli.bulk import (
+    RETRY_WORDS,
+    DryRun,
+    Search,
+    Words,
+    change_all,
+    check_choice,
+    retry_dead_letters,
+    searched,
+)
 from omniq.cli.command import Argument, Group, Option
 from omniq.cli.options import Func, Json, Limit, Type, Url, Yes
 from omniq.cli.parsing import count_of, letter_line, parse_duration, parse_json_value, relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
-from omniq.cli.tasks import check_choice, retry_dead_letters, task_page
+from omniq.cli.task_page import task_page
 from omniq.errors import InvalidTask
 from omniq.operations import bulk_actions
+from omniq.operations.bulk_selection import Steps, select_dead
 from omniq.operations.find_tasks import full_id, full_ids
 from omniq.operations.newest import newest_dead
 from omniq.operations.task_detail import task_detail
@@ -40,6 +54,8 @@ Until = Annotated[
         "--until", metavar="SPAN", help="Only those that failed longer ago than this, such as 7d."
     ),
 ]
+_DELETE_WORDS = Words("Delete {} for good?", "deleting", "deleted", "dead letter")
+
 Reason = Annotated[str | None, Option("--reason", "-r", help="Only with this failure reason.")]
 
 
@@ -126,6 +142,7 @@ def retry(
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
+    search: Search = None,
     from_start: Annotated[bool, Option("--from-start", help="Run completed steps again.")] = False,
     args: Annotated[
         str | None,
@@ -135,11 +152,13 @@ def retry(
         str | None,
         Option("--kwargs", metavar="JSON", help="""New keyword arguments: '{"a": 1}'."""),
     ] = None,
+    dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Run dead letters again under their ids; a task with durable steps resumes after the completed ones."""
-    check_choice(ids, every, any((func_path, task_type, reason, since, until)))
+    filters = (func_path, task_type, reason, since, until)
+    check_choice(ids, every, any(each is not None for each in (*filters, search)), dry_run)
     if (args is not None or kwargs is not None) and (every or len(ids or ()) != 1):
         raise CommandFailed("--args and --kwargs need exactly one id", console.BAD_USAGE)
     other_args, other_kwargs = (
@@ -156,12 +175,12 @@ def retry(
                 raise CommandFailed(f"{chosen[0]}: no such dead letter", console.NOT_FOUND)
             output.print_report(bulk_actions.BulkReport(1, {}), "back in the queue", as_json)
             return
-        chosen = chosen or await bulk_actions.dead_ids(
-            task_queue.storage, **_filters(task_queue, func_path, task_type, reason, since, until)
-        )
-        if every:
-            output.confirm(f"Retry {count_of(len(chosen), 'dead letter')}?", yes)
-        await retry_dead_letters(task_queue, chosen, from_start, as_json)
+        if not every:
+            await retry_dead_letters(task_queue, chosen, from_start, as_json)
+            return
+        change = partial(bulk_actions.retry_dead, task_queue.storage, from_start=from_start)
+        select = _selection(task_queue, filters, search)
+        await change_all(select, change, RETRY_WORDS, yes, dry_run, as_json)
 
     with_queue(url, work)
 
@@ -176,25 +195,43 @@ def delete(
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
+    search: Search = None,
+    dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Delete dead letters for good: some by id, or with `--all` those that match the filters."""
-    check_choice(ids, every, any((func_path, task_type, reason, since, until)))
+    filters = (func_path, task_type, reason, since, until)
+    check_choice(ids, every, any(each is not None for each in (*filters, search)), dry_run)
 
     async def work(task_queue: AsyncTaskQueue) -> None:
+        change = partial(bulk_actions.delete_dead, task_queue.storage)
+        if every:
+            select = _selection(task_queue, filters, search)
+            await change_all(select, change, _DELETE_WORDS, yes, dry_run, as_json)
+            return
         chosen = await full_ids(task_queue.storage, ids)
         if len(chosen) == 1 and await task_queue.dead.get(chosen[0]) is None:
             raise CommandFailed(f"{chosen[0]}: no such dead letter", console.NOT_FOUND)
-        chosen = chosen or await bulk_actions.dead_ids(
-            task_queue.storage, **_filters(task_queue, func_path, task_type, reason, since, until)
-        )
-        output.confirm(f"Delete {count_of(len(chosen), 'dead letter')} for good?", yes)
-        with output.progress_bar("deleting") as progress:
-            done = await bulk_actions.delete_dead(task_queue.storage, chosen, on_progress=progress)
-        output.print_report(done, "deleted", as_json)
+        output.confirm(_DELETE_WORDS.question.format(count_of(len(chosen), "dead letter")), yes)
+        output.print_report(await change(chosen), _DELETE_WORDS.done, as_json)
 
     with_queue(url, work)
+
+
+def _selection(
+    task_queue: AsyncTaskQueue,
+    filters: tuple[str | None, str | None, str | None, str | None, str | None],
+    text: str | None,
+) -> Callable[[], Steps]:
+    """What selects the dead letters that match."""
+    storage, chosen = task_queue.storage, _filters(task_queue, *filters)
+    found = searched(text, storage.clock.now())
+    task_type = chosen["task_type"] or found.task_type
+    wanted = msgspec.structs.replace(found, func_path=chosen["func_path"], task_type=task_type)
+    return lambda: select_dead(
+        storage, wanted, reason=chosen["reason"], since=chosen["since"], until=chosen["until"]
+    )
 
 
 @app.command()

@@ -21,6 +21,15 @@ Json = Annotated[
 
 Yes = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
 
+PauseReason = Annotated[
+    str, Option("--reason", metavar="TEXT", help="Why, for those who see the pause.")
+]
+
+PauseSpan = Annotated[
+    str | None,
+    Option("--for", metavar="SPAN", help="End the pause after this time, such as 2h."),
+]
+
 Limit = Annotated[
     int,
     Option("--limit", "-n", metavar="N", min=1, max=10_000, help="Maximum number of items."),

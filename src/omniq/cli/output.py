@@ -131,11 +131,12 @@ def print_pause(kind: str, name: str, *, is_paused: bool, as_json: bool) -> None
 def print_report(done: BulkReport, what: str, as_json: bool) -> None:
     """Print the report of a bulk action; raises `CommandFailed` if an item was refused."""
     if as_json:
-        print_json({"done": done.done, "refused": done.refused})
+        more = {"more_refused": done.more_refused} if done.more_refused else {}
+        print_json({"done": done.done, "refused": done.refused, **more})
     else:
         print_line(f"{what}: {done.done:,}")
         for task_id, why in list(done.refused.items())[:_MAX_REFUSALS]:
             print_note(f"  {task_id}: {why}")
     if done.refused:
-        count = len(done.refused)
+        count = done.refused_count
         raise CommandFailed(f"{count:,} of {done.done + count:,} could not be done")

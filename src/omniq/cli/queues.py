@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from omniq.cli import output
+from omniq.cli.bulk import DryRun, Words, change_all
 from omniq.cli.command import Argument, Group
-from omniq.cli.options import Json, Url, Yes
-from omniq.cli.parsing import count_of
+from omniq.cli.options import Json, PauseReason, PauseSpan, Url, Yes
+from omniq.cli.parsing import parse_duration
 from omniq.cli.queue_session import with_queue
-from omniq.models import TaskStatus
 from omniq.operations import bulk_actions
+from omniq.operations.bulk_selection import Steps, can_be_changed, select_tasks
 from omniq.operations.overview import queue_summaries
+from omniq.operations.search_query import TaskSearch
 from omniq.queue.async_queue import AsyncTaskQueue
 
 app = Group("queues", "List, pause, resume and purge queues.")
@@ -51,13 +54,20 @@ def list_(url: Url = None, as_json: Json = False) -> None:
 
 
 @app.command()
-def pause(names: Names, url: Url = None, as_json: Json = False) -> None:
+def pause(
+    names: Names,
+    url: Url = None,
+    reason: PauseReason = "",
+    span: PauseSpan = None,
+    as_json: Json = False,
+) -> None:
     """Pause queues: workers claim no tasks from them. Running tasks continue, and tasks can be enqueued."""
+    until = parse_duration("--for", span)
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         known = {line.name for line in await queue_summaries(task_queue.storage)}
         for name in names:
-            await task_queue.queues.pause(name)
+            await task_queue.queues.pause(name, reason=reason, until=until)
             output.print_pause("queue", name, is_paused=True, as_json=as_json)
             if name not in known and not as_json:
                 output.print_note(f"{name}: {_UNKNOWN}")
@@ -84,6 +94,7 @@ def resume(names: Names, url: Url = None, as_json: Json = False) -> None:
 def purge(
     names: Names,
     url: Url = None,
+    dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -95,17 +106,15 @@ def purge(
         for name in names:
             if name not in known and not as_json:
                 output.print_note(f"{name}: {_UNKNOWN}")
-        waiting = [
-            task.id
-            for name in names
-            for status in (TaskStatus.PENDING, TaskStatus.RETRYING)
-            async for task in bulk_actions.all_tasks(storage, status=status, queue=name)
-        ]
-        output.confirm(
-            f"Cancel {count_of(len(waiting), 'waiting task')} of {', '.join(names)}?", yes
-        )
-        with output.progress_bar("cancelling") as progress:
-            done = await bulk_actions.cancel_tasks(storage, waiting, on_progress=progress)
-        output.print_report(done, "cancelled", as_json)
+
+        async def waiting() -> Steps:
+            for name in names:
+                async for ids in select_tasks(storage, TaskSearch(queue=name), can_be_changed):
+                    yield ids
+
+        shown = ", ".join(names).replace("{", "{{").replace("}", "}}")
+        words = Words(f"Cancel {{}} of {shown}?", "cancelling", "cancelled", "waiting task")
+        change = partial(bulk_actions.cancel_tasks, storage)
+        await change_all(waiting, change, words, yes, dry_run, as_json)
 
     with_queue(url, work)

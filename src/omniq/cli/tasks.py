@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated
 
 from omniq.cli import output
+from omniq.cli.bulk import (
+    RETRY_WORDS,
+    DryRun,
+    Every,
+    Filters,
+    Search,
+    Words,
+    change_all,
+    check_choice,
+    retry_dead_letters,
+)
 from omniq.cli.command import Argument, Group, Option
 from omniq.cli.live_view import Interval, Watch, is_screen, live
 from omniq.cli.options import Func, Json, Limit, Queue, Type, Url, Yes
-from omniq.cli.parsing import (
-    count_of,
-    format_duration,
-    format_instant,
-    parse_duration,
-    parse_instant,
-    relative_time,
-)
+from omniq.cli.parsing import count_of, parse_duration, parse_instant, relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
-from omniq.models import Attempt, DeadLetter, Task, TaskStatus
+from omniq.cli.task_page import task_page
+from omniq.models import Task, TaskStatus
 from omniq.operations import bulk_actions
+from omniq.operations.bulk_selection import (
+    can_be_cancelled,
+    can_be_deleted,
+    can_be_made_due,
+    lacks,
+    new_values,
+    select_dead,
+    select_tasks,
+)
 from omniq.operations.find_tasks import full_id, full_ids
-from omniq.operations.formatting import as_argument, timeout_text
 from omniq.operations.newest import newest_tasks
-from omniq.operations.redaction import without_secrets
-from omniq.operations.task_detail import UNVERIFIED, UNVERIFIED_LETTER, TaskDetail, task_detail
+from omniq.operations.task_detail import task_detail
 from omniq.queue.async_queue import AsyncTaskQueue
-from omniq.retry import policy_text
 from omniq.worker.process import console
 
 app = Group("tasks", "List, show, run, change, cancel, delete and retry tasks.")
@@ -177,120 +189,36 @@ def show(
     with_queue(url, work)
 
 
-def task_page(detail: TaskDetail, now: datetime) -> list[output.Renderable]:
-    """Everything about a task, for people."""
-    task, result = detail.task, detail.result
-    page: list[output.Renderable] = [
-        output.key_values([*_identity(task, detail.dead, now), *_running(detail)])
-    ]
-    if task.status is TaskStatus.SUCCESS and result is not None:
-        page += ["", output.key_values([("result", output.value_text(result.result))])]
-        if result.warnings:
-            page.append(output.key_values([("warning", warning) for warning in result.warnings]))
-    elif result is not None and result.reason:
-        page += ["", output.key_values([("because", result.reason)])]
-    if detail.steps:
-        done = [(step.name, output.value_text(step.result)) for step in detail.steps]
-        page += ["", output.Listing(("step done", "result"), done)]
-    for attempt in detail.attempts:
-        page += ["", *_attempt(attempt)]
-    rows = [(format_instant(each.at), each.what, each.detail) for each in detail.timeline]
-    page += ["", output.Listing(("time", "what", ""), rows)]
-    if detail.dead is not None:
-        page += ["", f"Run it again: omniq dead retry {as_argument(task.id)}"]
-    elif not task.status.is_final:
-        page += ["", f"Why it has not ended: omniq explain {as_argument(task.id)}"]
-    return page
-
-
-def _identity(
-    task: Task, letter: DeadLetter | None, now: datetime
-) -> list[tuple[str, output.Cell]]:
-    safe = without_secrets(task)
-    return [
-        ("id", task.id),
-        ("status", output.status_text(task.status)),
-        ("function", task.func_path),
-        ("queue", task.queue),
-        ("priority", task.priority),
-        ("call", "" if task.is_verified else UNVERIFIED),
-        ("dead letter", "" if letter is None or letter.is_verified else UNVERIFIED_LETTER),
-        ("arguments", output.value_text(safe.args) if task.args else ""),
-        ("keywords", output.value_text(safe.kwargs) if task.kwargs else ""),
-        ("metadata", output.value_text(task.metadata) if task.metadata else ""),
-        ("enqueued", f"{format_instant(task.created_at)} ({relative_time(task.created_at, now)})"),
-        ("type", task.task_type or ""),
-        ("failures", f"{task.failures} of {count_of(task.max_retries + 1, 'attempt')} at most"),
-        ("retry", _retry_text(task)),
-        ("crashes", task.crashes or ""),
-        ("timeout", timeout_text(task)),
-        ("expires", format_instant(task.expires)),
-        ("repeats", _repeats_text(task)),
-        ("unique", task.unique or ""),
-        ("schedule", task.schedule_id or ""),
-        ("limits", output.value_text(task.limits) if task.limits else ""),
-        ("breakers", ", ".join(rule.name for rule in task.breakers)),
-    ]
-
-
-def _retry_text(task: Task) -> str:
-    policy = task.retry_delays or task.retry
-    return policy_text(policy) if policy else ""
-
-
-def _repeats_text(task: Task) -> str:
-    text = task.cron or (f"every {format_duration(task.interval)}" if task.interval else "")
-    return f"{text}, also after a failure" if task.reschedule_on_failure else text
-
-
-def _running(detail: TaskDetail) -> list[tuple[str, output.Cell]]:
-    task, progress = detail.task, detail.progress
-    return [
-        ("worker", task.owner or ""),
-        ("claim", task.token if task.owner else ""),
-        ("progress", "" if progress is None else f"{progress.fraction:.0%} {progress.message}"),
-        ("cancelled", "requested, not done yet" if task.cancel_requested and task.owner else ""),
-        ("on_dead", _hook_text(detail)),
-    ]
-
-
-def _hook_text(detail: TaskDetail) -> str:
-    hook = detail.pending_hook
-    if hook is None:
-        return ""
-    return f"not ended yet, worker {hook.owner}" if hook.owner else "waits for a worker"
-
-
-def _attempt(attempt: Attempt) -> list[output.Renderable]:
-    error = attempt.error
-    head = f"attempt {attempt.number} {attempt.outcome} at {format_instant(attempt.finished_at)}"
-    if error is None:
-        return [output.text(head, "bold")]
-    line = f"{head}: {error.error_type}: {error.message}"
-    # A traceback ends with the message; without one, this line alone has it.
-    shown: list[output.Renderable] = (
-        [output.text(line, "bold"), output.block(error.traceback)]
-        if error.traceback
-        else [output.block(line)]
-    )
-    if error.recovery_hint:
-        shown.append(output.block(f"hint: {error.recovery_hint}"))
-    return shown
-
-
 @app.command()
 def run(
-    ids: Annotated[
-        list[str],
-        Argument(metavar="ID", help="Ids of tasks, or their beginnings.", complete="task"),
-    ],
+    ids: Ids = None,
     url: Url = None,
+    every: Every = False,
+    status: Status = None,
+    queue: Queue = None,
+    func: Func = None,
+    task_type: Type = None,
+    search: Search = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Make waiting tasks due now, also those that wait for a retry. A paused queue and limits still hold them."""
+    filters = Filters(status, queue, func, task_type, search)
+    check_choice(ids, every, filters.is_given, dry_run)
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        for task_id in await full_ids(task_queue.storage, ids):
+        storage = task_queue.storage
+        if every:
+            now = storage.clock.now()
+            fits, wanted = can_be_made_due(now), filters.search(now)
+            change = partial(bulk_actions.run_now, storage)
+            words = Words("Make {} due now?", "making due", "due now")
+            await change_all(
+                lambda: select_tasks(storage, wanted, fits), change, words, yes, dry_run, as_json
+            )
+            return
+        for task_id in await full_ids(storage, ids):
             _print_change(await task_queue.run_now(task_id), "due now", as_json)
 
     with_queue(url, work)
@@ -298,10 +226,7 @@ def run(
 
 @app.command()
 def change(
-    ids: Annotated[
-        list[str],
-        Argument(metavar="ID", help="Ids of tasks, or their beginnings.", complete="task"),
-    ],
+    ids: Ids = None,
     url: Url = None,
     priority: Annotated[int | None, Option("--priority", "-p", help="Its new priority.")] = None,
     queue: Annotated[
@@ -314,16 +239,44 @@ def change(
     delay: Annotated[
         str | None, Option("--delay", metavar="SPAN", help="Not before this time has passed.")
     ] = None,
+    every: Every = False,
+    status: Status = None,
+    from_queue: Annotated[
+        str | None,
+        Option("--from-queue", metavar="QUEUE", help="Only of this queue.", complete="queue"),
+    ] = None,
+    func: Func = None,
+    task_type: Type = None,
+    search: Search = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Change the priority, queue or due time of waiting tasks. One that runs or has ended is refused."""
     seconds, instant = parse_duration("--delay", delay), parse_instant("--eta", eta)
     if priority is None and queue is None and instant is None and seconds is None:
         raise CommandFailed("give --priority, --queue, --eta or --delay", console.BAD_USAGE)
+    filters = Filters(status, from_queue, func, task_type, search)
+    check_choice(ids, every, filters.is_given, dry_run)
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        now = task_queue.storage.clock.now()
-        for task_id in await full_ids(task_queue.storage, ids):
+        storage = task_queue.storage
+        if every:
+            now = storage.clock.now()
+            wanted = filters.search(now)
+            later = instant if seconds is None else now + timedelta(seconds=seconds)
+            new = new_values(priority=priority, queue=queue, eta=later)
+            await change_all(
+                lambda: select_tasks(storage, wanted, lacks(new)),
+                partial(bulk_actions.change_tasks, storage, **new),
+                Words("Change {}?", "changing", "changed"),
+                yes,
+                dry_run,
+                as_json,
+            )
+            return
+        now = storage.clock.now()
+        for task_id in await full_ids(storage, ids):
             task = await task_queue.change(
                 task_id, priority=priority, queue=queue, eta=instant, delay=seconds
             )
@@ -345,113 +298,116 @@ def _print_change(task: Task, what: str, as_json: bool) -> None:
 def cancel(
     ids: Ids = None,
     url: Url = None,
-    every: Annotated[
-        bool,
-        Option("--all", help="All waiting and running tasks, or those that match the filters."),
-    ] = False,
+    every: Every = False,
     status: Status = None,
     queue: Queue = None,
     func: Func = None,
+    task_type: Type = None,
+    search: Search = None,
+    dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Cancel tasks: a waiting task will not run, a running one is asked to stop."""
-    check_choice(ids, every, any((status, queue, func)))
+    filters = Filters(status, queue, func, task_type, search)
+    check_choice(ids, every, filters.is_given, dry_run)
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        chosen = await full_ids(task_queue.storage, ids)
-        chosen = chosen or await _ids(task_queue, status, queue, func, ended=False)
+        storage = task_queue.storage
+        change = partial(bulk_actions.cancel_tasks, storage)
+        words = Words("Cancel {}?", "cancelling", "cancelled")
         if every:
-            output.confirm(f"Cancel {count_of(len(chosen), 'task')}?", yes)
-        elif len(chosen) == 1 and await task_queue.get_task(chosen[0]) is None:
+            wanted = filters.search(storage.clock.now())
+            await change_all(
+                lambda: select_tasks(storage, wanted, can_be_cancelled),
+                change,
+                words,
+                yes,
+                dry_run,
+                as_json,
+            )
+            return
+        chosen = await full_ids(storage, ids)
+        if len(chosen) == 1 and await task_queue.get_task(chosen[0]) is None:
             raise CommandFailed(f"task {chosen[0]}: no such task on record", console.NOT_FOUND)
-        with output.progress_bar("cancelling") as progress:
-            done = await bulk_actions.cancel_tasks(task_queue.storage, chosen, on_progress=progress)
-        output.print_report(done, "cancelled", as_json)
+        output.print_report(await change(chosen), words.done, as_json)
 
     with_queue(url, work)
-
-
-async def _ids(
-    task_queue: AsyncTaskQueue,
-    status: TaskStatus | None,
-    queue: str | None,
-    func: str | None,
-    *,
-    ended: bool,
-) -> list[str]:
-    return [
-        task.id
-        async for task in bulk_actions.all_tasks(
-            task_queue.storage, status=status, queue=queue, func_path=func
-        )
-        if task.status.is_final is ended
-    ]
 
 
 @app.command()
 def delete(
     ids: Ids = None,
     url: Url = None,
-    every: Annotated[
-        bool, Option("--all", help="All finished tasks, or those that match the filters.")
-    ] = False,
+    every: Every = False,
     status: Status = None,
     queue: Queue = None,
     func: Func = None,
+    task_type: Type = None,
+    search: Search = None,
+    dry_run: DryRun = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Delete finished tasks with their results and dead letters. Waiting and running tasks are refused."""
-    check_choice(ids, every, any((status, queue, func)))
+    filters = Filters(status, queue, func, task_type, search)
+    check_choice(ids, every, filters.is_given, dry_run)
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        chosen = await full_ids(task_queue.storage, ids)
-        chosen = chosen or await _ids(task_queue, status, queue, func, ended=True)
+        storage = task_queue.storage
+        change = partial(bulk_actions.delete_tasks, storage)
+        words = Words("Delete {} for good?", "deleting", "deleted")
         if every:
-            output.confirm(f"Delete {count_of(len(chosen), 'task')} for good?", yes)
-        with output.progress_bar("deleting") as progress:
-            done = await bulk_actions.delete_tasks(task_queue.storage, chosen, on_progress=progress)
-        output.print_report(done, "deleted", as_json)
+            wanted = filters.search(storage.clock.now())
+            await change_all(
+                lambda: select_tasks(storage, wanted, can_be_deleted, and_dead=True),
+                change,
+                words,
+                yes,
+                dry_run,
+                as_json,
+            )
+            return
+        done = await change(await full_ids(storage, ids))
+        output.print_report(done, words.done, as_json)
 
     with_queue(url, work)
 
 
 @app.command()
 def retry(
-    ids: Annotated[list[str], Argument(metavar="ID", help="Ids of failed tasks.", complete="dead")],
+    ids: Annotated[
+        list[str] | None, Argument(metavar="ID", help="Ids of failed tasks.", complete="dead")
+    ] = None,
     url: Url = None,
+    every: Every = False,
+    queue: Queue = None,
+    func: Func = None,
+    task_type: Type = None,
+    search: Search = None,
     from_start: Annotated[bool, Option("--from-start", help="Run completed steps again.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Run failed tasks again under their ids, as `omniq dead retry` does."""
+    filters = Filters(None, queue, func, task_type, search)
+    check_choice(ids, every, filters.is_given, dry_run)
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        chosen = await full_ids(task_queue.storage, ids)
-        await retry_dead_letters(task_queue, chosen, from_start, as_json)
+        storage = task_queue.storage
+        if not every:
+            chosen = await full_ids(storage, ids)
+            await retry_dead_letters(task_queue, chosen, from_start, as_json)
+            return
+        wanted = filters.search(storage.clock.now())
+        await change_all(
+            lambda: select_dead(storage, wanted),
+            partial(bulk_actions.retry_dead, storage, from_start=from_start),
+            RETRY_WORDS,
+            yes,
+            dry_run,
+            as_json,
+        )
 
     with_queue(url, work)
-
-
-async def retry_dead_letters(
-    task_queue: AsyncTaskQueue, ids: list[str], from_start: bool, as_json: bool
-) -> None:
-    """Retry dead letters. For a single id that is none, the error names the task's status."""
-    if len(ids) == 1 and await task_queue.dead.get(ids[0]) is None:
-        task = await task_queue.get_task(ids[0])
-        if task is None:
-            raise CommandFailed(f"task {ids[0]}: no such task on record", console.NOT_FOUND)
-        raise CommandFailed(f"task {ids[0]} is {task.status}, not a dead letter: nothing to retry")
-    with output.progress_bar("retrying") as progress:
-        done = await bulk_actions.retry_dead(
-            task_queue.storage, ids, from_start=from_start, on_progress=progress
-        )
-    output.print_report(done, "back in the queue", as_json)
-
-
-def check_choice(ids: list[str] | None, every: bool, is_filtered: bool) -> None:
-    """Refuse a command with neither ids nor --all, or with both."""
-    if bool(ids) == every:
-        raise CommandFailed("give either ids or --all", console.BAD_USAGE)
-    if is_filtered and not every:
-        raise CommandFailed("a filter needs --all: it selects from all of them", console.BAD_USAGE)

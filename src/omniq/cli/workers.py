@@ -6,11 +6,11 @@ import asyncio
 from typing import Annotated
 
 from omniq.cli import output
+from omniq.cli.bulk import check_choice
 from omniq.cli.command import Argument, Group, Option
 from omniq.cli.options import Json, Url, Yes
 from omniq.cli.parsing import count_of, format_duration, parse_duration, relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
-from omniq.cli.tasks import check_choice
 from omniq.models import Pong, WorkerInfo
 from omniq.operations.health import live_workers
 from omniq.queue.async_queue import AsyncTaskQueue

@@ -126,6 +126,19 @@ class QueueName(ActionRequest, frozen=True, kw_only=True):
     queue: Id
 
 
+class FunctionName(ActionRequest, frozen=True, kw_only=True):
+    """A function, by path or name."""
+
+    function: Text
+
+
+class PauseFunction(FunctionName, frozen=True, kw_only=True):
+    """A function, why it is paused, and for how long, such as `2h`; without that, until it is resumed."""
+
+    reason: Annotated[str, Meta(max_length=500)] = ""
+    span: Annotated[str, Meta(max_length=64)] = ""
+
+
 class PurgeQueue(QueueName, frozen=True, kw_only=True):
     """A queue, and its name a second time to prevent a purge by mistake."""
 

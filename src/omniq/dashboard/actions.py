@@ -19,9 +19,11 @@ from omniq.dashboard.action_requests import (
     ChangeTask,
     EnqueueTask,
     FlowId,
+    FunctionName,
     GroupId,
     JobId,
     MuteGroup,
+    PauseFunction,
     PurgeQueue,
     PutSchedule,
     QueueName,
@@ -230,6 +232,17 @@ async def resume_queue(state: AppState, request: QueueName) -> ActionResult:
     return ActionResult(message=f"Queue {request.queue} resumed")
 
 
+async def pause_function(state: AppState, request: PauseFunction) -> ActionResult:
+    until = seconds_in(request.span) if request.span else None
+    await state.queue.functions.pause(request.function, reason=request.reason, until=until)
+    return ActionResult(message=f"Function {request.function} paused")
+
+
+async def resume_function(state: AppState, request: FunctionName) -> ActionResult:
+    await state.queue.functions.resume(request.function)
+    return ActionResult(message=f"Function {request.function} resumed")
+
+
 async def purge_queue(state: AppState, request: PurgeQueue) -> ActionResult:
     """Cancel the waiting tasks of the queue. Running tasks continue."""
     check_name("queue", request.queue, error=InvalidValue)
@@ -352,6 +365,8 @@ ACTIONS = {
         Action("events/send", "Send an event to the task that waits for it", SendEvent, send_event),
         Action("queues/pause", "Pause a queue", QueueName, pause_queue),
         Action("queues/resume", "Resume a queue", QueueName, resume_queue),
+        Action("functions/pause", "Pause a function in all queues", PauseFunction, pause_function),
+        Action("functions/resume", "Resume a function", FunctionName, resume_function),
         Action("queues/purge", "Cancel all waiting tasks of a queue", PurgeQueue, purge_queue),
         Action("workers/pause", "Pause a worker: it claims no new tasks", WorkerId, pause_worker),
         Action("workers/resume", "Resume a paused worker", WorkerId, resume_worker),

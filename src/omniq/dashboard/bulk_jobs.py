@@ -16,9 +16,11 @@ from omniq.dashboard.app_state import AppState
 from omniq.dashboard.jobs import Job, Verb
 from omniq.errors import OmniqError
 from omniq.operations import bulk_actions
-from omniq.operations.bulk_actions import BulkReport
+from omniq.operations.bulk_actions import BulkReport, change_in_steps
+from omniq.operations.bulk_selection import Steps, select_dead, select_tasks
 from omniq.operations.find_tasks import find_tasks
 from omniq.operations.newest import dead_newest_first
+from omniq.operations.search_query import TaskSearch
 from omniq.storage.base import BaseStorage
 
 _BATCH = 200
@@ -44,16 +46,34 @@ def start(state: AppState, verb: Verb, query: Query, subject: str) -> Job:
 
 
 async def _run(state: AppState, job: Job, query: Query) -> None:
+    async def change(ids: Sequence[str]) -> BulkReport:
+        report = await _act(state.storage, job.verb, ids)
+        job.add(report)
+        state.invalidate()
+        return report
+
     try:
         async with state.searches.use() as storage:
-            async for ids in _batches(storage, state, query):
-                if job.state != "running":
-                    return
-                job.add(await _act(state.storage, job.verb, ids))
-                state.invalidate()
-        job.state = "done"
+            steps = _steps(storage, state, query)
+            await change_in_steps(steps, change, lambda _: job.state == "running")
+        if job.state == "running":
+            job.state = "done"
     except OmniqError as error:
         job.state, job.error = "failed", str(error)
+
+
+def _steps(storage: BaseStorage, state: AppState, query: Query) -> Steps:
+    """The ids of everything that matches, also of tasks whose ids say nothing about their age."""
+    if isinstance(query, queries.DeadQuery):
+        wanted = TaskSearch(func_path=query.function, task_type=query.type)
+        return select_dead(
+            storage,
+            wanted,
+            reason=query.reason,
+            fits=lambda letter: queries.dead_matches(letter, query),
+        )
+    wanted = queries.search_of(state, query)
+    return select_tasks(storage, wanted, lambda task: True, and_dead=True)
 
 
 async def count_matches(state: AppState, query: Query) -> Matches:

@@ -39,6 +39,7 @@ async def functions(request: Request) -> Response:
     return page(
         request,
         "functions.html",
+        pauses=await state.queue.functions.paused(),
         history=history,
         range_text=range_of(history.range).text,
         rows=sorted(history.functions.items(), key=lambda pair: -measure(pair[1])),
@@ -53,10 +54,12 @@ async def function(request: Request) -> Response:
     query = queries.parse_query(queries.HistoryQuery, request.query_params.multi_items())
     await state.sampler.current()
     history = await queries.history_of(state, query.range, function=name, parts=True)
+    pauses = await state.queue.functions.paused()
     return page(
         request,
         "function.html",
         name=name,
+        pause=next((each for each in pauses if each.function == name), None),
         history=history,
         range_text=range_of(history.range).text,
         charts=history_charts(history),

@@ -17,9 +17,12 @@ Plain data and plain functions, without any layout:
 - `newest`: the newest tasks and dead letters.
 - `task_detail`: everything known about one task.
 - `task_changes`: another priority, queue or eta of one waiting task.
+- `check`: what is stored that the code cannot run, by function and reason.
+- `call_check`: whether the code can make one stored call.
 - `explain`: why a task does not run, or how it ended.
 - `dead_groups`: dead letters grouped by error.
-- `bulk_actions`: retry, cancel, delete and purge many tasks.
+- `bulk_actions`: retry, cancel, change, delete and purge many tasks, in steps.
+- `bulk_selection`: the tasks and dead letters that a bulk change is for.
 - `doctor`: what a storage guarantees, and how its server is configured.
 - `redaction`: hides secrets in arguments.
 - `formatting`: durations, instants and counts as text.

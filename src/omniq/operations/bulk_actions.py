@@ -1,4 +1,4 @@
-"""Retries, cancels, deletes and purges many tasks: one atomic step per task, with progress.
+"""Retries, cancels, changes, deletes and purges many tasks: one atomic step per task, with progress.
 
 Steps that completed before an error or an interruption stay done; a second call does the others.
 """
@@ -6,26 +6,28 @@ Steps that completed before an error or an interruption stay done; a second call
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 
 import msgspec
 
 from omniq.errors import (
     DuplicateTask,
-    KeyNeeded,
     QueueFull,
     SerializationError,
     TaskNotFound,
     TaskNotWaiting,
 )
 from omniq.models import Task, TaskStatus, type_of
+from omniq.operations.task_changes import change_task
 from omniq.storage.base import BaseStorage
+from omniq.text.to_json import JsonRecord
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of tasks done, and their total."""
 
 _PAGE = 1_000
+_MAX_REFUSED = 1_000
 _PURGE_STEPS = 20
 _CONCURRENCY = 32
 
@@ -34,11 +36,49 @@ def no_progress(done: int, total: int) -> None:
     """An `OnProgress` that does nothing."""
 
 
-class BulkReport(msgspec.Struct, frozen=True):
-    """How many tasks were changed, and why the others were not (id to reason)."""
+class BulkReport(JsonRecord, msgspec.Struct, frozen=True):
+    """How many tasks were changed, and why the others were not (id to reason).
+
+    `refused` has the first thousand, and `more_refused` counts the others. `stopped`: the caller has
+    stopped it between two steps, so there may be more to change.
+    """
 
     done: int
     refused: dict[str, str]
+    more_refused: int = 0
+    stopped: bool = False
+
+    @property
+    def refused_count(self) -> int:
+        """How many were refused."""
+        return len(self.refused) + self.more_refused
+
+    def plus(self, other: BulkReport) -> BulkReport:
+        """Both reports in one."""
+        refused = dict(self.refused)
+        for task_id, why in other.refused.items():
+            if len(refused) < _MAX_REFUSED:
+                refused[task_id] = why
+        count = self.refused_count + other.refused_count
+        return BulkReport(self.done + other.done, refused, count - len(refused))
+
+
+OnStep = Callable[[BulkReport], bool | None]
+"""Called after each step with what is done until then; returns False to stop."""
+
+
+async def change_in_steps(
+    steps: AsyncIterator[Sequence[str]],
+    change: Callable[[Sequence[str]], Awaitable[BulkReport]],
+    on_step: OnStep | None = None,
+) -> BulkReport:
+    """Change what is selected, step by step."""
+    report = BulkReport(0, {})
+    async for ids in steps:
+        report = report.plus(await change(ids))
+        if on_step is not None and on_step(report) is False:
+            return msgspec.structs.replace(report, stopped=True)
+    return report
 
 
 async def retry_dead(
@@ -115,11 +155,34 @@ async def run_now(
             await storage.run_task_now(task_id)
         except TaskNotFound:
             return "no such task on record"
-        except (TaskNotWaiting, SerializationError, KeyNeeded) as error:
+        except (TaskNotWaiting, SerializationError) as error:
             return str(error)
         return None
 
     return await _each(ids, run, on_progress)
+
+
+async def change_tasks(
+    storage: BaseStorage,
+    ids: Iterable[str],
+    *,
+    priority: int | None = None,
+    queue: str | None = None,
+    eta: datetime | None = None,
+    on_progress: OnProgress = no_progress,
+) -> BulkReport:
+    """Give these waiting tasks another priority, queue or eta."""
+
+    async def change(task_id: str) -> str | None:
+        try:
+            await change_task(storage, task_id, priority=priority, queue=queue, eta=eta)
+        except TaskNotFound:
+            return "no such task on record"
+        except (TaskNotWaiting, SerializationError) as error:
+            return str(error)
+        return None
+
+    return await _each(ids, change, on_progress)
 
 
 async def purge(

@@ -23,6 +23,7 @@ from omniq.operations.health import live_workers
 from omniq.operations.reasons import Reason as Reason
 from omniq.operations.task_detail import TaskDetail, task_detail
 from omniq.storage.base import BaseStorage
+from omniq.storage.pauses import Pause
 from omniq.tasks.steps import read_checkpoint, task_key
 
 _MAX_COUNTED = 1_000
@@ -213,7 +214,8 @@ def _lost_worker(task: Task, workers: Sequence[WorkerInfo]) -> Reason:
 
 async def _waiting_reasons(storage: BaseStorage, task: Task) -> list[Reason]:
     now = storage.clock.now()
-    paused = await storage.paused_queues()
+    pauses = await storage.pauses()
+    paused = frozenset(each.queue for each in pauses if each.queue is not None)
     waits = await flow_reasons(storage, task)
     if waits:
         return waits
@@ -221,7 +223,7 @@ async def _waiting_reasons(storage: BaseStorage, task: Task) -> list[Reason]:
     reasons = [
         *await _checkpoint_reasons(storage, task),
         *_time_reasons(task, now),
-        *_pause_reasons(task, paused),
+        *_pause_reasons(task, pauses),
         *_gate_reasons(task, await storage.gates(), to_micros(now)),
         *_worker_reasons(task, workers, storage.capabilities.reach),
     ]
@@ -272,13 +274,23 @@ def _time_reasons(task: Task, now: datetime) -> Iterator[Reason]:
         yield Reason(code="not_due", text=f"The task is not due yet{failed}", until=task.eta)
 
 
-def _pause_reasons(task: Task, paused: frozenset[str]) -> Iterator[Reason]:
-    if task.queue in paused:
-        yield Reason(
-            code="queue_paused",
-            text=f"Its queue {task.queue} is paused",
-            hint=f"omniq queues resume {as_argument(task.queue)}",
-        )
+def _pause_reasons(task: Task, pauses: Sequence[Pause]) -> Iterator[Reason]:
+    for pause in pauses:
+        why = f": {pause.reason}" if pause.reason else ""
+        if pause.queue == task.queue:
+            yield Reason(
+                code="queue_paused",
+                text=f"Its queue {task.queue} is paused{why}",
+                hint=f"omniq queues resume {as_argument(task.queue)}",
+                until=pause.until,
+            )
+        elif pause.function == task.func_path:
+            yield Reason(
+                code="function_paused",
+                text=f"Its function {task.func_path} is paused{why}",
+                hint=f"omniq functions resume {as_argument(task.func_path)}",
+                until=pause.until,
+            )
 
 
 def _gate_reasons(task: Task, states: dict[str, GateState], now: int) -> Iterator[Reason]:

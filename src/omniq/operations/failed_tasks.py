@@ -29,7 +29,7 @@ async def find_failed_tasks(
     if cursor is None:
         async for task in _live(storage, wanted):
             read += 1
-            if matches(task, wanted) and await _failed_so(storage, task.id, wanted, task.owner):
+            if matches(task, wanted) and await failed_so(storage, task.id, wanted, task.owner):
                 found.append(task)
             if clock.monotonic() >= deadline:
                 break
@@ -62,10 +62,10 @@ async def _live(storage: BaseStorage, wanted: TaskSearch) -> AsyncIterator[Task]
 async def _matching_letter(storage: BaseStorage, letter: DeadLetter, wanted: TaskSearch) -> bool:
     if wanted.error and wanted.error.lower() not in letter.error_details.lower():
         return False
-    return not wanted.worker or await _failed_so(storage, letter.task_id, wanted, None)
+    return not wanted.worker or await failed_so(storage, letter.task_id, wanted, None)
 
 
-async def _failed_so(
+async def failed_so(
     storage: BaseStorage, task_id: str, wanted: TaskSearch, owner: str | None
 ) -> bool:
     """Whether an attempt of the task has that error and was made by that worker."""

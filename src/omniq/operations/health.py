@@ -19,6 +19,7 @@ from omniq.models import Task, TaskStatus, WorkerInfo, timeout_of
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.incarnation import StoreRecord
+from omniq.storage.pauses import Pause
 from omniq.storage.row_rules import FORMAT
 from omniq.tasks.durations import Duration, seconds_of
 from omniq.text.to_json import JsonRecord
@@ -132,6 +133,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     clocks: dict[str, float] = {}
     went_back_at: datetime | None = None
     newer: int = 0
+    paused_functions: tuple[Pause, ...] = ()
 
     @property
     def problems(self) -> list[str]:
@@ -148,6 +150,10 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         found += [
             f"queue {queue} is paused and holds {count} tasks"
             for queue, count in self.paused.items()
+        ]
+        found += [
+            f"function {each.name} is paused: {each.reason or 'no reason given'}"
+            for each in self.paused_functions
         ]
         found += [describe_unrunnable(each) for each in self.unrunnable]
         found += [
@@ -177,7 +183,8 @@ async def health_of(storage: BaseStorage, limits: HealthLimits | None = None) ->
     counted = await storage.stats()
     record = await storage.store_record()
     workers = await live_workers(storage, limits)
-    paused = await storage.paused_queues()
+    pauses = await storage.pauses()
+    paused = {each.queue for each in pauses if each.queue is not None}
     breakers = await breakers_of(storage)
     return Health(
         workers=len(workers),
@@ -192,6 +199,7 @@ async def health_of(storage: BaseStorage, limits: HealthLimits | None = None) ->
         clocks=clock_differences(storage, workers),
         went_back_at=_went_back_at(storage, record),
         newer=await storage.count_newer() if record.format > FORMAT else 0,
+        paused_functions=tuple(each for each in pauses if each.function is not None),
     )
 
 

@@ -64,6 +64,12 @@ class TaskSearch(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.error or self.worker)
 
     @property
+    def selects_all(self) -> bool:
+        """Whether it has no condition that a task could fail."""
+        words = tuple(word for word in self.words if word)
+        return msgspec.structs.replace(self, words=words) == TaskSearch()
+
+    @property
     def is_filtered_here(self) -> bool:
         """Whether there are conditions that no storage checks."""
         return bool(
@@ -100,7 +106,7 @@ def _add(found: dict[str, Any], name: str | None, value: str, now: datetime) -> 
     kind = _ALIASES.get(kind.lower(), kind.lower())
     match kind:
         case "arg" | "meta" if key:
-            _check_name(name, key)
+            check_searchable(name, key)
             found["args" if kind == "arg" else "metadata"][key] = value
         case "fn":
             found["function"] = value
@@ -121,7 +127,8 @@ def _add(found: dict[str, Any], name: str | None, value: str, now: datetime) -> 
             )
 
 
-def _check_name(name: str, key: str) -> None:
+def check_searchable(name: str, key: str) -> None:
+    """Raise `InvalidValue` for the name of a value that is hidden."""
     if any(is_secret_name(part) for part in key.split(".")):
         # A filter would show which guess of a hidden value is right.
         raise InvalidValue(f"{name}: is hidden, so tasks cannot be found by it")

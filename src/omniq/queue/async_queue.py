@@ -33,12 +33,20 @@ from omniq.models import (
     TaskResult,
     TaskStatus,
 )
+from omniq.operations.check import CheckReport
 from omniq.operations.flow_handle import AsyncFlowHandle
 from omniq.operations.handle import AsyncTaskHandle
 from omniq.operations.health import Health, HealthLimits, health_of
 from omniq.operations.task_changes import change_task, run_task_now
+from omniq.queue.bulk import AsyncBulk
 from omniq.queue.dead_letters import AsyncDeadLetters
-from omniq.queue.operators import AsyncBreakers, AsyncLimits, AsyncQueues, AsyncWorkers
+from omniq.queue.operators import (
+    AsyncBreakers,
+    AsyncFunctions,
+    AsyncLimits,
+    AsyncQueues,
+    AsyncWorkers,
+)
 from omniq.retry import Backoff
 from omniq.scheduling.schedules import AsyncSchedules
 from omniq.serialization import Serializer
@@ -301,8 +309,10 @@ class AsyncTaskQueue(AsyncEnqueuer):
         self._all_wrappers: list[EnqueueWrapper] = []
         super().__init__(storage, builder_for(storage), NO_OPTIONS, wrappers=self._all_wrappers)
         self.dead = AsyncDeadLetters(storage)
+        self.bulk = AsyncBulk(storage)
         self.schedules = AsyncSchedules(storage, self._builder)
         self.queues = AsyncQueues(storage)
+        self.functions = AsyncFunctions(storage)
         self.workers = AsyncWorkers(storage)
         self.breakers = AsyncBreakers(storage)
         self.limits = AsyncLimits(storage)
@@ -452,6 +462,19 @@ class AsyncTaskQueue(AsyncEnqueuer):
             endless_after=endless_after,
         )
         return await health_of(self._storage, limits)
+
+    async def check(
+        self, modules: Sequence[str] | None = None, *, dead: bool = True
+    ) -> CheckReport:
+        """Report which stored tasks, schedules and dead letters a worker with these modules cannot run.
+
+        It imports the modules as `omniq worker` does, and reads everything that has not ended; it runs no
+        task and changes nothing. Without modules it checks the functions that this program has imported,
+        and without `dead` it leaves dead letters out. `omniq check` does the same before a deploy.
+        """
+        from omniq.queue.deploy_check import check_deploy
+
+        return await check_deploy(self._storage, self.schedules, modules, dead=dead)
 
     async def purge_results(self, older_than: Duration | datetime) -> int:
         """Delete tasks that finished before an instant, or longer ago than that; return how many."""

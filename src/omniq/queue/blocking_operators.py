@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from omniq.concurrency.blocking import BlockingFace, blocking
-from omniq.queue.operators import AsyncBreakers, AsyncLimits, AsyncQueues, AsyncWorkers
+from omniq.queue.operators import (
+    AsyncBreakers,
+    AsyncFunctions,
+    AsyncLimits,
+    AsyncQueues,
+    AsyncWorkers,
+)
 from omniq.tasks.durations import Duration, seconds_of
 
 
@@ -19,6 +25,14 @@ class Queues(BlockingFace[AsyncQueues]):
     paused = blocking(AsyncQueues.paused)
     pause = blocking(AsyncQueues.pause)
     resume = blocking(AsyncQueues.resume)
+
+
+class Functions(BlockingFace[AsyncFunctions]):
+    """The pauses of functions. The blocking form of `AsyncFunctions`."""
+
+    paused = blocking(AsyncFunctions.paused)
+    pause = blocking(AsyncFunctions.pause)
+    resume = blocking(AsyncFunctions.resume)
 
 
 class Workers(BlockingFace[AsyncWorkers]):

@@ -22,7 +22,8 @@ from omniq.models import DeadLetter
 from omniq.operations.flow_handle import FlowHandle
 from omniq.operations.handle import TaskHandle
 from omniq.queue.async_queue import AsyncEnqueuer, AsyncTaskQueue, Call, EnqueueOptions
-from omniq.queue.blocking_operators import Breakers, Limits, Queues, Workers
+from omniq.queue.blocking_operators import Breakers, Functions, Limits, Queues, Workers
+from omniq.queue.bulk import Bulk
 from omniq.queue.dead_letters import AsyncDeadLetters, JsonRecord
 from omniq.scheduling.schedules import Schedules
 from omniq.serialization import Serializer
@@ -262,8 +263,10 @@ class TaskQueue(Enqueuer):
         self._queue = AsyncTaskQueue(url, settings=settings, serializer=serializer, clock=clock)
         super().__init__(Portal(self._queue.storage.settings.call_timeout), self._queue)
         self.dead = DeadLetters(self._portal, self._queue.dead)
+        self.bulk = Bulk(self._portal, self._queue.bulk)
         self.schedules = Schedules(self._portal, self._queue.schedules)
         self.queues = Queues(self._portal, self._queue.queues)
+        self.functions = Functions(self._portal, self._queue.functions)
         self.workers = Workers(self._portal, self._queue.workers)
         self.breakers = Breakers(self._portal, self._queue.breakers)
         self.limits = Limits(self._portal, self._queue.limits)
@@ -280,6 +283,7 @@ class TaskQueue(Enqueuer):
     stats = blocking(AsyncTaskQueue.stats)
     history = blocking(AsyncTaskQueue.history)
     health = blocking(AsyncTaskQueue.health)
+    check = blocking(AsyncTaskQueue.check)
     purge_results = blocking(AsyncTaskQueue.purge_results)
     cleanup_orphaned_state = blocking(AsyncTaskQueue.cleanup_orphaned_state)
     open = blocking(AsyncTaskQueue.open)

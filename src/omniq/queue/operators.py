@@ -1,4 +1,4 @@
-"""What operators see and change, on a queue for async code: queues, workers, breakers and limits.
+"""What operators see and change, on a queue for async code: queues, functions, workers, breakers and limits.
 
 Each is an object with `list`, and with what can be done to one of its things. `blocking_operators` has
 the same for blocking code.
@@ -6,12 +6,19 @@ the same for blocking code.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from omniq.errors import InvalidValue
 from omniq.models import Pong, WorkerInfo
 from omniq.operations.health import BreakerInfo, breakers_of, live_workers
 from omniq.operations.limits import LimitInfo, limits_of
 from omniq.operations.overview import QueueInfo, queue_summaries
 from omniq.storage import BaseStorage
+from omniq.storage.pauses import Pause
 from omniq.tasks.durations import Duration, seconds_of
+from omniq.tasks.functions import path_of
 
 
 class _Operator:
@@ -32,17 +39,55 @@ class AsyncQueues(_Operator):
         """Return the names of the paused queues. Counts nothing, so it is cheaper than `list`."""
         return await self._storage.paused_queues()
 
-    async def pause(self, name: str) -> None:
-        """Stop the claims from a queue until it is resumed. Its running tasks continue.
+    async def pause(
+        self, name: str, *, reason: str = "", until: datetime | Duration | None = None
+    ) -> None:
+        """Stop the claims from a queue until it is resumed, or until a time. Its running tasks continue.
 
         Tasks can still be enqueued, and wait. The pause is stored: it applies to all workers, also
-        to those that start later.
+        to those that start later. `until` is an instant, or for how long from now.
         """
-        await self._storage.pause_queue(name)
+        ends = _end_of(self._storage, until)
+        await self._storage.pause_queue(name, reason=reason, until=ends)
 
     async def resume(self, name: str) -> None:
         """Allow claims from the queue again."""
         await self._storage.resume_queue(name)
+
+
+class AsyncFunctions(_Operator):
+    """The pauses of functions: `queue.functions`."""
+
+    async def paused(self) -> list[Pause]:
+        """Return the pauses of functions, in order of their paths, with reason and end."""
+        found = [each for each in await self._storage.pauses() if each.function is not None]
+        return sorted(found, key=lambda each: each.name)
+
+    async def pause(
+        self,
+        func: Callable[..., Any] | str,
+        *,
+        reason: str = "",
+        until: datetime | Duration | None = None,
+    ) -> None:
+        """Stop the claims of a function's tasks, from all queues, until it is resumed or until a time.
+
+        Its running tasks continue, others can be enqueued, and no task of another function waits for it.
+        The pause is stored: it applies to all workers. `until` is an instant, or for how long from now.
+        """
+        ends = _end_of(self._storage, until)
+        await self._storage.pause_function(path_of(func), reason=reason, until=ends)
+
+    async def resume(self, func: Callable[..., Any] | str) -> None:
+        """Allow claims of the function's tasks again."""
+        await self._storage.resume_function(path_of(func))
+
+
+def _end_of(storage: BaseStorage, until: datetime | Duration | None) -> datetime | None:
+    if until is None or isinstance(until, datetime):
+        return until
+    seconds = seconds_of("until", until, above_zero=True, error=InvalidValue)
+    return storage.clock.now() + timedelta(seconds=seconds)
 
 
 class AsyncWorkers(_Operator):

@@ -31,6 +31,7 @@ from omniq.models import (
     check_int,
     check_schedule,
 )
+from omniq.operations.check import Declarations
 from omniq.operations.handle import AsyncTaskHandle, TaskHandle
 from omniq.retry import Backoff
 from omniq.scheduling.due_times import (
@@ -278,20 +279,36 @@ class AsyncSchedules:
         known = {schedule.id: schedule for schedule in await self._storage.list_schedules()}
         # One of the same id that waits for a seal may be an edit at run time.
         waiting = {older.id for older in await self._storage.older_documents(max_pages=0)}
-        modules = {source.__name__ for source in sources if isinstance(source, ModuleType)}
-        # A function that has moved says where it was.
-        moved = {alias for func in found for alias in options_of(func).aliases}
-        for schedule in known.values():
-            is_removed = schedule.declared and schedule.id not in declared
-            is_ours = _declaring_module(schedule) in modules or schedule.task.func_path in moved
-            if is_removed and is_ours:
-                await self._storage.delete_schedule(schedule.id)
+        for schedule_id in sorted(_replaced(known.values(), sources, found) - declared.keys()):
+            await self._storage.delete_schedule(schedule_id)
         return [
             await self._save(schedule)
             for schedule_id, schedule in declared.items()
             if schedule_id not in waiting
             and (schedule_id not in known or known[schedule_id].declared)
         ]
+
+    async def preview(self, *sources: ModuleType | Callable[..., Any]) -> Declarations:
+        """Return what `declare` would store, replace and delete, and what is wrong; changes nothing."""
+        found = [function for source in sources for function in functions_in(source)]
+        wrong: dict[str, str] = {}
+        correct: list[Callable[..., Any]] = []
+        for func in dict.fromkeys(found):
+            try:
+                list(self._declared(func))
+            except (InvalidValue, SettingsError) as error:
+                wrong[f"{func.__module__}.{func.__qualname__}"] = str(error)
+            else:
+                correct.append(func)
+        declared: dict[str, Schedule] = {}
+        try:
+            declared = self._all_declared(correct)
+        except SettingsError as error:
+            wrong[""] = str(error)
+        known = await self._storage.list_schedules()
+        stored = frozenset(each.id for each in known if each.declared)
+        replaced = _replaced(known, sources, found) | (stored & declared.keys())
+        return Declarations(schedules=list(declared.values()), replaced=replaced, wrong=wrong)
 
     def _all_declared(self, functions: Iterable[Callable[..., Any]]) -> dict[str, Schedule]:
         declared: dict[str, Schedule] = {}
@@ -416,6 +433,23 @@ def check_call(
     FunctionTypes(func, path_of(func)).check(tuple(args), kwargs)
 
 
+def _replaced(
+    known: Iterable[Schedule],
+    sources: Iterable[ModuleType | Callable[..., Any]],
+    functions: Iterable[Callable[..., Any]],
+) -> frozenset[str]:
+    """The ids of the stored schedules that these modules have declared, in this release or an earlier one."""
+    modules = {source.__name__ for source in sources if isinstance(source, ModuleType)}
+    # A function that has moved says where it was.
+    moved = {alias for func in functions for alias in options_of(func).aliases}
+    return frozenset(
+        schedule.id
+        for schedule in known
+        if schedule.declared
+        and (_declaring_module(schedule) in modules or schedule.task.func_path in moved)
+    )
+
+
 def _declaring_module(schedule: Schedule) -> str:
     # Releases before names did not store it.
     return schedule.module or schedule.task.func_path.rpartition(".")[0]
@@ -478,6 +512,7 @@ class Schedules(BlockingFace[AsyncSchedules]):
     delete = blocking(AsyncSchedules.delete)
     upcoming = blocking(AsyncSchedules.upcoming)
     declare = blocking(AsyncSchedules.declare)
+    preview = blocking(AsyncSchedules.preview)
 
     @overload
     def add(

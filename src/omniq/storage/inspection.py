@@ -354,6 +354,13 @@ class Inspection:
         """Return all schedules, in id order."""
         return await self._opened.list_schedules()
 
+    async def unreadable_schedules(self) -> dict[str, str]:
+        """Return why schedules cannot be read here, by id: `list_schedules` leaves these out.
+
+        S8. They are those that are damaged, or signed with a key that this process does not have.
+        """
+        return await self._opened.unreadable_schedules()
+
     async def paused_queues(self) -> frozenset[str]:
         """Return the queues from which nothing is claimed."""
         return await self._opened.paused_queues()

@@ -545,6 +545,16 @@ class SideEngine:
                 schedules.append(self._decoded_schedule(document))
         return schedules
 
+    async def unreadable_schedules(self) -> dict[str, str]:
+        """Why each schedule that `list_schedules` leaves out cannot be decoded, by id."""
+        found: dict[str, str] = {}
+        for document in await self._all_documents(SCHEDULE):
+            try:
+                self._decoded_schedule(document)
+            except SerializationError as error:
+                found[document.key] = str(error)
+        return found
+
     @atomic
     async def delete_schedule(self, section: Section, schedule_id: str) -> bool:
         """Delete a schedule; False when there is none."""

@@ -127,7 +127,7 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
         *("run_counts", "versions", "ended_workers", "audit_log"),
         *("record", "records", "page", "newest_result", "get_dead", "pending_hook"),
         *("pending_hooks", "get_progress", "progress_of", "load_checkpoint", "get_schedule"),
-        *("list_schedules", "paused_queues", "pauses"),
+        *("list_schedules", "unreadable_schedules", "paused_queues", "pauses"),
         *("older_schedules", "older_checkpoints"),
         *("gates", "stats", "count_waiting", "count_newer", "workers", "held_by", "store_record"),
     ),

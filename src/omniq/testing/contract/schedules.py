@@ -306,6 +306,20 @@ class ScheduleContract(ContractPart):
         assert await sealed.fire_schedule(schedule, _advanced(schedule), a_task("fired"))
         assert not await sealed.seal_older(older)
 
+    @promise("S8")
+    async def test_a_schedule_that_cannot_be_read_is_named_with_the_reason(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        sealed = await open_another(serializer=_SEALED)
+        await _put(sealed, clock)
+        keyless = await open_another(serializer=MsgspecSerializer())
+        unreadable = await keyless.unreadable_schedules()
+
+        assert list(unreadable) == ["nightly"]
+        assert "OMNIQ_SIGNING_KEY" in unreadable["nightly"]
+        assert await keyless.list_schedules() == []
+        assert await sealed.unreadable_schedules() == {}
+
     @promise("S7")
     async def test_a_schedule_whose_call_has_no_seal_cannot_be_sealed(
         self, open_another: OpenAnother, clock: ManualClock
