@@ -54,6 +54,7 @@ from omniq.errors import (
     MiddlewareError,
     NotSealed,
     OmniqError,
+    OutputTooLarge,
     PoolStopped,
     QueueFull,
     ResultError,
@@ -125,6 +126,7 @@ if TYPE_CHECKING:
     from omniq.storage.base import BaseStorage
     from omniq.storage.pauses import Pause
     from omniq.storage.types import Capabilities
+    from omniq.task_output import OutputChunk
     from omniq.tasks.flow import Flow
     from omniq.worker import AsyncWorkerPool, WorkerPool
     from omniq.worker.pool_stats import PoolStats
@@ -151,6 +153,7 @@ else:
         "Health": "omniq.operations.health",
         "LimitInfo": "omniq.operations.limits",
         "MsgspecSerializer": "omniq.serialization",
+        "OutputChunk": "omniq.task_output",
         "Pause": "omniq.storage.pauses",
         "PoolStats": "omniq.worker.pool_stats",
         "QueueInfo": "omniq.operations.overview",
@@ -220,6 +223,8 @@ __all__ = [
     "MsgspecSerializer",
     "NotSealed",
     "OmniqError",
+    "OutputChunk",
+    "OutputTooLarge",
     "PartialError",
     "Pause",
     "PermanentError",

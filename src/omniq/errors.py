@@ -3,6 +3,7 @@
 OmniqError
 ├── InvalidValue           an argument was refused before anything was written
 │   └── InvalidTask            … of a task, of a call, or of an option of a task
+│       ├── OutputTooLarge         a chunk of the output of a task is too large
 │       └── SerializationError     a value cannot be encoded, or bytes cannot be decoded
 │           ├── NotSealed              … because an older omniq stored them, without a seal
 │           └── KeyNeeded              … because they are sealed, and there is no key here
@@ -53,6 +54,18 @@ class InvalidValue(OmniqError, ValueError):
 
 class InvalidTask(InvalidValue):
     """A task, a call or an option of a task was refused before anything was written."""
+
+
+class OutputTooLarge(InvalidTask):
+    """A chunk of the output of a task is larger than one may be; nothing of it was stored."""
+
+    def __init__(self, size: int, largest: int) -> None:
+        super().__init__(
+            f"output: one chunk takes {size:,} bytes, and {largest:,} is the maximum; make several of it, or store "
+            "the data elsewhere and output where it is"
+        )
+        self.size = size
+        self.largest = largest
 
 
 class SerializationError(InvalidTask):

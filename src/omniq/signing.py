@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MIN_KEY_BYTES: Final = 16
 
-Kind = Literal[b"T", b"R", b"C", b"P", b"S", b"D", b"H"]
+Kind = Literal[b"T", b"R", b"C", b"P", b"S", b"D", b"H", b"O"]
 TASK: Final[Kind] = b"T"
 RESULT: Final[Kind] = b"R"
 CHECKPOINT: Final[Kind] = b"C"
@@ -35,12 +35,14 @@ PROGRESS: Final[Kind] = b"P"
 SCHEDULE: Final[Kind] = b"S"
 DEAD_LETTER: Final[Kind] = b"D"
 HOOK: Final[Kind] = b"H"
+OUTPUT: Final[Kind] = b"O"
 
 _DOCUMENTS = {
     CHECKPOINT: "checkpoint of task",
     PROGRESS: "progress of task",
     SCHEDULE: "schedule",
     HOOK: "pending hook of task",
+    OUTPUT: "output of task",
 }
 
 _SIGNED, _ENCRYPTED = b"\xc1\x01", b"\xc1\x02"

@@ -24,7 +24,7 @@ _version _deprecation errors clock text
 concurrency retry cron events failpoints signing
 settings models metrics
 log outcomes serialization
-gate_rules
+gate_rules task_output
 tasks circuit_breaker
 storage.* omniq
 storage.memory storage.file storage.sqlite storage.postgres storage.redis storage.nats storage.s3 operations

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from omniq.storage import base, controls, flows, inspection, side_data
+from omniq.storage import base, controls, flows, inspection, outputs, side_data
 from omniq.testing.contract import StorageContract
 from omniq.testing.contract._suite import ContractPart
 
@@ -18,7 +18,7 @@ _PROMISE = re.compile(r"^\s*([A-Z]\d+)\. ", re.MULTILINE)
 def _numbered_promises() -> list[str]:
     """Return the numbers of the promises in the docstrings of the contract."""
     numbers = []
-    for module in (base, side_data, controls, inspection, flows):
+    for module in (base, side_data, outputs, controls, inspection, flows):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 numbers += _PROMISE.findall(ast.get_docstring(node) or "")

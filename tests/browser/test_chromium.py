@@ -12,6 +12,8 @@ import pytest_asyncio
 
 from omniq import AsyncTaskQueue, Flow
 from omniq.models import TaskStatus
+from omniq.task_output import StoredChunk, encode_log
+from omniq.testing.builders import an_output
 from tests.browser import chromium
 from tests.browser.served import PAGES, SECRET, served
 from tests.security.attacks import ATTACKS
@@ -77,6 +79,11 @@ async def test_every_page_opens_in_both_schemes_and_on_a_phone_and_is_accessible
     browser, shop, scheme, width
 ):
     (task_id,) = await fail_some(shop, "one")
+    said = await shop.options(priority=99).enqueue("shop.say", "x")
+    (task,) = await shop.storage.reserve(1)
+    line = StoredChunk(0, encode_log("a line of words " * 20, "warning", {"size": 3}))
+    spoken = an_output(said.id, task.token, "word " * 500, line, {"a": 1}, first=9)
+    await shop.storage.append_output([spoken])
     await shop.schedules.add("nightly", "shop.refresh_prices", cron="0 3 * * *")
     await shop.options(queue="mail").enqueue("shop.say", "x")
     flow = Flow("greet")
@@ -87,7 +94,12 @@ async def test_every_page_opens_in_both_schemes_and_on_a_phone_and_is_accessible
     async with opened(browser, shop, color_scheme=scheme, viewport=size) as (page, address):
         page.on("console", lambda message: errors.append(message.text))
         page.on("pageerror", lambda error: errors.append(str(error)))
-        for path in (*WITH_DETAILS, f"/tasks/{task_id}", f"/flows/{started.id}"):
+        for path in (
+            *WITH_DETAILS,
+            f"/tasks/{task_id}",
+            f"/tasks/{said.id}",
+            f"/flows/{started.id}",
+        ):
             await page.goto(address + path)
             faults = await page.evaluate(CHECKS)
             overflow = await page.evaluate(
@@ -108,6 +120,18 @@ async def test_counts_update_while_a_worker_runs(browser, shop):
         shown = await page.inner_text(".legend a[href$=success]")
 
     assert shown == "20"
+
+
+async def test_the_output_of_a_running_task_appears_while_its_page_is_open(browser, shop):
+    handle = await shop.enqueue("shop.say", "x")
+    (task,) = await shop.storage.reserve(1)
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/tasks/{handle.id}")
+        await page.wait_for_selector(".live[data-state=on]")
+        await shop.storage.append_output([an_output(task.id, task.token, "Once ")])
+        await page.wait_for_selector("#output pre:text-is('Once')")
+        await shop.storage.append_output([an_output(task.id, task.token, "upon", first=2)])
+        await page.wait_for_selector("#output pre:text-is('Once upon')")
 
 
 async def test_the_page_polls_when_the_stream_is_refused(browser, shop):

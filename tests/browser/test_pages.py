@@ -10,8 +10,10 @@ from starlette.routing import Mount
 from omniq import AsyncTaskQueue
 from omniq.dashboard import Access, Role, create_app
 from omniq.models import Progress, TaskError, TaskStatus
-from omniq.outcomes import Failed
+from omniq.outcomes import Failed, Released
 from omniq.storage.memory import MemoryStorage
+from omniq.task_output import StoredChunk, encode_log
+from omniq.testing.builders import an_output
 from omniq.testing.faults import FaultyStorage
 from tests.browser.served import PAGES, bearer, dashboard_client, sign_in
 
@@ -66,6 +68,35 @@ async def test_a_waiting_task_says_why_it_does_not_run(queue, client):
     assert "Why it is not running" in text
     assert "Its queue mail is paused" in text
     assert "No worker is alive" in text
+
+
+async def test_a_task_page_shows_the_output_of_each_attempt_without_its_secrets(queue, client):
+    handle = await queue.enqueue("shop.say", "x")
+    (task,) = await queue.storage.reserve(1)
+    line = StoredChunk(0, encode_log("login password=hunter2", "warning", {"api_key": "k-2f9e"}))
+    first = an_output(
+        handle.id, task.token, "Once up", "on a time", line, {"token": "t-1"}, first=3
+    )
+    await queue.storage.append_output([first])
+    await queue.storage.record([Released(handle.id, task.token)])
+    (again,) = await queue.storage.reserve(1)
+    await queue.storage.append_output([an_output(handle.id, again.token, "<b>", attempt=2)])
+    await queue.storage.record([Failed(handle.id, again.token, TaskError("no"), "permanent")])
+    page = (await client.get(f"/tasks/{handle.id}", headers=bearer())).text
+
+    assert "<pre>Once upon a time</pre>" in page
+    assert "2 earlier chunks are not shown" in page
+    assert "login password=***" in page
+    assert not any(secret in page for secret in ("hunter2", "k-2f9e", "t-1"))
+    assert "Attempt 1" in page
+    assert "Attempt 2" in page
+    assert "<pre>&lt;b&gt;</pre>" in page
+
+
+async def test_the_page_of_a_task_without_output_has_no_such_part(queue, client):
+    handle = await queue.enqueue("shop.say", "x")
+
+    assert "<h2>Output</h2>" not in (await client.get(f"/tasks/{handle.id}", headers=bearer())).text
 
 
 async def test_a_worker_shows_its_tasks_and_their_progress(queue, client):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from omniq.models import Task, TaskStatus
+from omniq.outcomes import Released, Succeeded
+from omniq.task_output import StoredChunk, encode_log
+from omniq.testing.builders import a_result, an_output
 
 
 def test_the_newest_tasks_are_listed_first_up_to_the_limit(omniq, queue):
@@ -120,6 +123,7 @@ def test_the_detail_as_json_has_stable_keys(omniq, dead_task):
         "steps",
         "timeline",
         "pending_hook",
+        "output",
     ]
     assert record["attempts"][0]["error"]["error_type"] == "RuntimeError"
 
@@ -215,6 +219,62 @@ def test_deleting_a_waiting_task_is_refused_with_the_reason(omniq, queue):
 
     assert "has not ended: pending" in completed.out + completed.err
     assert queue.get_task(waiting) is not None
+
+
+@pytest.fixture
+def talkative(queue):
+    """A task whose first run was released, and whose second one has ended; returns its id."""
+    handle = queue.enqueue("clitasks.add", 1)
+
+    async def talk() -> None:
+        storage = queue.storage
+        (task,) = await storage.reserve(1)
+        line = StoredChunk(0, encode_log("begins password=hunter2", "warning", {"size": 3}))
+        await storage.append_output([an_output(handle.id, task.token, line, "half a ", first=4)])
+        await storage.record([Released(handle.id, task.token)])
+        (task,) = await storage.reserve(1)
+        batch = an_output(
+            handle.id, task.token, "Once ", "upon", {"api_key": "k"}, "end", attempt=2
+        )
+        await storage.append_output([batch])
+        await storage.record([Succeeded(handle.id, task.token, a_result(task))])
+
+    queue._portal.run(talk())
+    return handle.id
+
+
+@pytest.mark.parametrize("how", [(), ("--follow",)])
+def test_the_output_of_a_task_is_printed_run_by_run(omniq, talkative, how):
+    assert omniq("tasks", "output", talkative, *how).out.splitlines() == [
+        "-- attempt 1",
+        "-- 3 earlier chunks are not shown",
+        "00:00:00Z warning begins password=*** size=3",
+        "half a ",
+        "-- attempt 2",
+        "Once upon",
+        '{"api_key": "[redacted]"}',
+        "end",
+    ]
+
+
+@pytest.mark.parametrize("how", [(), ("--follow",)])
+def test_the_output_of_a_task_as_json_is_one_chunk_a_line(omniq, talkative, how):
+    chunks = omniq("tasks", "output", talkative, "--json", "--tail", "3", *how).lines
+
+    assert [chunk["value"] for chunk in chunks] == ["upon", {"api_key": "k"}, "end"]
+    assert (chunks[0]["attempt"], chunks[0]["number"], chunks[0]["missed"]) == (2, 2, 1)
+
+
+def test_a_task_is_shown_with_the_end_of_its_output(omniq, talkative):
+    assert "Once upon" in omniq("tasks", "show", talkative).out
+    assert len(omniq("tasks", "show", talkative, "--json").json["output"]) == 6
+
+
+def test_the_output_of_a_task_that_has_none_or_is_unknown(omniq, queue):
+    silent = queue.enqueue("clitasks.add", 1).id
+
+    assert (omniq("tasks", "output", silent).code, omniq("tasks", "output", silent).out) == (0, "")
+    assert omniq("tasks", "output", "unknown-task").code == 3
 
 
 def test_a_dry_run_shows_how_many_match_and_changes_nothing(omniq, queue):

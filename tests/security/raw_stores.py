@@ -20,7 +20,7 @@ from omniq.outcomes import Failed, Retried, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.storage.file.encoding import Kind, NotARecord, declared_size, frame
 from omniq.storage.file.shared_file import unpack_one
-from omniq.testing.builders import a_result, a_task, an_error
+from omniq.testing.builders import a_result, a_task, an_error, an_output
 
 Address = tuple[Any, ...]
 
@@ -362,6 +362,7 @@ async def fill(storage: BaseStorage, copies: Sequence[str] = ("",)) -> None:
         await storage.report_progress(
             [Progress(task_id=again.id, token=again.token, fraction=0.5, message="half")]
         )
+        await storage.append_output([an_output(again.id, again.token, "half", {"a": 1})])
         await storage.record(
             [
                 Succeeded(done.id, done.token, a_result(done, {"the": "value"})),
@@ -408,6 +409,7 @@ async def use(storage: BaseStorage) -> int:
             for read in (
                 *(storage.get_task, storage.get_result, storage.history, storage.get_dead),
                 *(storage.get_progress, storage.load_checkpoint, storage.get_dead_task),
+                storage.read_output,
             )
         ]
     return await _refusals(
@@ -420,7 +422,10 @@ async def use_all(storage: BaseStorage, copies: Sequence[str]) -> int:
     reads: dict[str, tuple[Read, ...]] = {
         "done": (storage.get_task, storage.get_result),
         "dead": (storage.get_dead, storage.get_dead_task, storage.get_result, storage.history),
-        "again": (storage.history, storage.load_checkpoint, storage.get_progress),
+        "again": (
+            *(storage.history, storage.load_checkpoint, storage.get_progress),
+            storage.read_output,
+        ),
         "beat": (storage.get_task, storage.get_result),
         "only": (storage.get_task,),
         "daily": (storage.get_schedule,),

@@ -22,6 +22,8 @@ from omniq.errors import SettingsError
 from omniq.models import Progress, TaskError
 from omniq.outcomes import Failed
 from omniq.storage.memory import MemoryStorage
+from omniq.task_output import StoredChunk, encode_log
+from omniq.testing.builders import an_output
 from omniq.testing.clock import ManualClock
 from tests.browser.served import SECRET, VIEWER, bearer, dashboard_client, served, sign_in
 from tests.security.attacks import ATTACKS
@@ -228,6 +230,9 @@ async def enqueue_attack(queue: AsyncTaskQueue, attack: str) -> str:
     (task,) = await queue.storage.reserve(1, queues=("attacked",))
     report = Progress(task_id=task.id, token=task.token, fraction=0.5, message=attack)
     await queue.storage.report_progress([report])
+    line = StoredChunk(0, encode_log(attack, "info", {attack: attack}))
+    batch = an_output(task.id, task.token, attack, {attack: attack}, line)
+    assert await queue.storage.append_output([batch]) == [True]
     error = TaskError(
         attack, error_type=attack[:40], traceback=attack, recovery_hint=attack, failed_step=attack
     )

@@ -19,7 +19,7 @@ from omniq.outcomes import Failed, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage import open_storage
 from omniq.storage.base import BaseStorage
-from omniq.testing.builders import a_result, a_task, an_error
+from omniq.testing.builders import a_result, a_task, an_error, an_output
 from tests.security.conftest import raw_store_of
 from tests.security.raw_stores import RawStore
 
@@ -47,6 +47,7 @@ async def _fill(storage: BaseStorage) -> None:
     await storage.report_progress(
         [Progress(task_id="running", token=running.token, fraction=0.5, message=mark)]
     )
+    await storage.append_output([an_output("running", running.token, mark)])
     template = a_task("template", args=(mark,))
     await storage.put_schedule(Schedule(id="daily", task=template, interval=60.0))
     await storage.enqueue(a_task("huge", args=(mark,)))
@@ -96,6 +97,7 @@ async def test_no_value_is_read_that_is_larger_than_any_that_omniq_stores(store_
             *(partial(storage.history, name) for name in ("dead", "again")),
             partial(storage.load_checkpoint, "again"),
             partial(storage.get_progress, "running"),
+            partial(storage.read_output, "running"),
             partial(storage.get_schedule, "daily"),
             partial(storage.get_dead, "dead"),
             storage.give_back_abandoned,

@@ -7,6 +7,8 @@ import pytest
 from omniq import TaskQueue
 from omniq.models import TaskError
 from omniq.outcomes import Failed
+from omniq.task_output import StoredChunk, encode_log
+from omniq.testing.builders import an_output
 from tests.cli.in_process import run_command
 
 EVIL = (
@@ -18,6 +20,7 @@ COMMANDS = [
     ("explain", "{id}"), ("queues", "list"), ("schedules", "list"), ("workers",), ("tasks", "list", "--json"),
     ("tasks", "show", "{id}", "--json"), ("dead", "show", "{id}", "--json"), ("tasks", "show", EVIL.replace("\0", "")),
     ("dead", "retry", EVIL.replace("\0", "")), ("enqueue", EVIL.replace("\0", "")),
+    ("tasks", "output", "{id}"), ("tasks", "output", "{id}", "--json"), ("tasks", "output", "{id}", "--follow"),
     ("stats", "--url", EVIL.replace("\0", "")),
 ]  # fmt: skip
 
@@ -34,6 +37,9 @@ def store(tmp_path_factory) -> tuple[str, str]:
 
         async def fail() -> None:
             (task,) = await queue.storage.reserve(1)
+            line = StoredChunk(0, encode_log(EVIL, "info", {EVIL: EVIL}))
+            batch = an_output(task.id, task.token, EVIL, {EVIL: EVIL}, line)
+            assert await queue.storage.append_output([batch]) == [True]
             error = TaskError(EVIL, error_type=EVIL, traceback=EVIL, recovery_hint=EVIL)
             await queue.storage.record([Failed(task.id, task.token, error, EVIL.replace("\0", ""))])
 

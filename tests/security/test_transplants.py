@@ -27,12 +27,12 @@ from omniq.tasks.steps import (
     read_checkpoint,
     task_key,
 )
-from omniq.testing.builders import a_result, a_task, an_error
+from omniq.testing.builders import a_result, a_task, an_error, an_output
 from tests.security.conftest import raw_store_of
 from tests.security.raw_stores import Address, RawStore
 
 KEY = "the key of this store"
-KINDS = {b"T", b"R", b"C", b"P", b"S", b"D"}
+KINDS = {b"T", b"R", b"C", b"P", b"S", b"D", b"O"}
 
 
 class _RecordingSeal(Seal):
@@ -73,6 +73,7 @@ async def _fill(storage: BaseStorage) -> None:
     for task in await storage.reserve(2):
         report = Progress(task_id=task.id, token=task.token, fraction=0.5, message=task.id)
         await storage.report_progress([report])
+        assert await storage.append_output([an_output(task.id, task.token, task.id)]) == [True]
     for n in (1, 2):
         template = a_task(f"nightly-{n}", args=(n,))
         await storage.put_schedule(Schedule(id=template.id, task=template, interval=60.0 * n))
@@ -95,12 +96,18 @@ async def _state(storage: BaseStorage) -> dict[tuple[str, str], Any]:
             found["call", name] = task.args if is_readable else None
             found["result", name] = await _read(partial(storage.get_result, name))
             found["progress", name] = await _read(partial(storage.get_progress, name))
+            found["output", name] = await _read(partial(_output, storage, name))
             found["steps", name] = await _read(partial(_steps, storage, name))
             letter = await _read(partial(storage.get_dead, name))
             is_verified = letter is not None and letter.is_verified
             found["letter", name] = letter.error_details if is_verified else None
         found["schedule", str(n)] = await _read(partial(storage.get_schedule, f"nightly-{n}"))
     return found
+
+
+async def _output(storage: BaseStorage, task_id: str) -> list[Any] | None:
+    page = await storage.read_output(task_id)
+    return [chunk.value for chunk in page.chunks] or None if page is not None else None
 
 
 async def _steps(storage: BaseStorage, task_id: str) -> dict[str, Any] | None:

@@ -39,3 +39,12 @@ async def announce(url: str) -> None:
     for act in list(WHEN_SENDING):
         act()
     SENT.append(f"announce {url}")
+
+
+@task
+async def dictate(ctx: TaskContext) -> None:
+    ctx.log("begins")
+    for word in ("Dear", "Ada"):
+        await ctx.stream(word)
+    if ctx.attempt == 1:
+        raise ConnectionError("once")

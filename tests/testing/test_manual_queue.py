@@ -12,7 +12,7 @@ from omniq import ResultTimeout, StorageError, TaskFailed, TaskStatus
 from omniq.testing.clock import ManualClock
 from omniq.testing.manual import AsyncManualQueue, ManualQueue
 from tests.testing import mail
-from tests.testing.mail import publish, report, send
+from tests.testing.mail import dictate, publish, report, send
 
 
 @pytest.fixture(autouse=True)
@@ -234,3 +234,31 @@ async def test_a_result_is_awaited_while_the_tasks_run() -> None:
     async with AsyncManualQueue() as queue:
         handle = await queue.enqueue(send, "a@b")
         await asyncio.gather(handle.result(30), queue.run())
+
+
+def test_a_test_reads_what_its_tasks_stream(omniq_queue: ManualQueue) -> None:
+    handle = omniq_queue.enqueue(dictate)
+    omniq_queue.run()
+    with pytest.raises(ResultTimeout, match=r"only in run\(\) and run_for\(\)"):
+        list(handle.stream())
+    omniq_queue.run_for(minutes=1)
+
+    assert [(chunk.value, chunk.attempt) for chunk in handle.stream()] == [("Dear", 2), ("Ada", 2)]
+    assert len(list(handle.stream(logs=True, all_runs=True))) == 6
+
+
+def test_a_store_that_refuses_output_does_not_fail_the_task(omniq_queue: ManualQueue) -> None:
+    omniq_queue.faults.fail("output", times=2)
+    handle = omniq_queue.enqueue(dictate)
+    omniq_queue.run_for(minutes=1)
+
+    assert [chunk.value for chunk in handle.stream()] == ["Dear", "Ada"]
+
+
+def test_a_worker_that_lost_its_task_adds_no_output(omniq_queue: ManualQueue) -> None:
+    omniq_queue.kill_at("output")
+    handle = omniq_queue.enqueue(dictate)
+    omniq_queue.run_for(minutes=1)
+
+    runs = {(chunk.run, chunk.attempt) for chunk in handle.stream(all_runs=True)}
+    assert runs == {(2, 2)}

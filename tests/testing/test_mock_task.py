@@ -72,3 +72,11 @@ def test_it_works_with_a_blocking_queue():
 def test_a_wrong_delay_is_refused():
     with pytest.raises(InvalidValue, match="execute_delay"):
         MockTask(execute_delay=-1)
+
+
+async def test_its_function_may_stream(queue):
+    mock = MockTask(execute_fn=lambda ctx: ctx.stream("said"))
+    async with queue.worker():
+        handle = await mock.enqueue(queue)
+
+        assert [chunk.value async for chunk in handle.stream()] == ["said"]

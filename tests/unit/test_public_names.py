@@ -57,6 +57,7 @@ PUBLIC = [
     "UnrunnableFunction",
     "Attempt",
     "Progress",
+    "OutputChunk",
     "Serializer",
     "MsgspecSerializer",
     "CloudpickleSerializer",

@@ -54,6 +54,8 @@ def test_the_defaults_are_those_that_are_documented():
         "base_dir": Path(".omniq"),
         "shutdown_timeout": 30.0,
         "max_payload": 1048576,
+        "max_output_chunks": 10_000,
+        "max_output_bytes": 1_048_576,
         "errors": None,
         "lifespan": None,
         "middleware": (),
@@ -167,6 +169,7 @@ def test_every_setting_can_come_from_the_environment(monkeypatch):
         "root_opens_any_store": "True",
         "require_key": "true",
         "poll_only": "true",
+        "max_output_bytes": "70000",
     }
     for name in NAMES:
         monkeypatch.setenv(f"OMNIQ_{name.upper()}", texts.get(name, "17"))

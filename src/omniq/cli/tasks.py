@@ -23,6 +23,7 @@ from omniq.cli.live_view import Interval, Watch, is_screen, live
 from omniq.cli.options import Func, Json, Limit, Queue, Type, Url, Yes
 from omniq.cli.parsing import count_of, parse_duration, parse_instant, relative_time
 from omniq.cli.queue_session import CommandFailed, with_queue
+from omniq.cli.task_output import shown_part, task_output
 from omniq.cli.task_page import task_page
 from omniq.models import Task, TaskStatus
 from omniq.operations import bulk_actions
@@ -37,11 +38,18 @@ from omniq.operations.bulk_selection import (
 )
 from omniq.operations.find_tasks import full_id, full_ids
 from omniq.operations.newest import newest_tasks
+from omniq.operations.output_view import newest_output, parts_of
 from omniq.operations.task_detail import task_detail
 from omniq.queue.async_queue import AsyncTaskQueue
+from omniq.task_output import OutputChunk
+from omniq.text.to_json import plain
 from omniq.worker.process import console
 
 app = Group("tasks", "List, show, run, change, cancel, delete and retry tasks.")
+app.command("output")(task_output)
+
+_SHOWN_CHUNKS = 50
+"""How much of the end of the output is shown with a task."""
 
 Ids = Annotated[
     list[str] | None,
@@ -176,17 +184,22 @@ def show(
     url: Url = None,
     as_json: Json = False,
 ) -> None:
-    """Show one task with its arguments, result, failed runs and timeline."""
+    """Show one task with its arguments, result, failed runs, timeline, and the end of its output."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         storage = task_queue.storage
         detail = await task_detail(storage, await full_id(storage, task_id))
+        chunks = await newest_output(storage, detail.task.id, _SHOWN_CHUNKS)
         if as_json:
-            output.print_json(detail)
+            output.print_json({**plain(detail), "output": chunks})
         else:
-            output.show(*task_page(detail, task_queue.storage.clock.now()))
+            output.show(*task_page(detail, task_queue.storage.clock.now()), *_output(chunks))
 
     with_queue(url, work)
+
+
+def _output(chunks: list[OutputChunk]) -> list[output.Renderable]:
+    return ["", output.text("output", "bold"), *map(shown_part, parts_of(chunks))] if chunks else []
 
 
 @app.command()

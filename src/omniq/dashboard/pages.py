@@ -35,11 +35,12 @@ from omniq.dashboard.rendering import own_path, page
 from omniq.dashboard.sampler import Point, Snapshot
 from omniq.dashboard.sorting import DEAD_SORTS, QUEUE_SORTS, WORKER_SORTS, chosen_sort, names_of
 from omniq.dashboard.waterfall import waterfall
-from omniq.errors import DuplicateTask, InvalidValue, QueueFull
+from omniq.errors import DuplicateTask, InvalidValue, QueueFull, SerializationError
 from omniq.models import Schedule, TaskStatus
 from omniq.operations.doctor import check_storage
 from omniq.operations.explain import explain
 from omniq.operations.flow_view import flow_that_has
+from omniq.operations.output_view import OutputPart, newest_output, parts_of
 from omniq.operations.overview import QueueInfo
 from omniq.operations.redaction import redacted, without_secrets
 from omniq.operations.run_history import History, range_of
@@ -50,6 +51,7 @@ from omniq.text.to_json import plain
 
 _WINDOWS = (60.0, 180.0, 300.0, 600.0, 900.0)
 _MAX_STEPS = 100
+_MAX_CHUNKS = 500
 _MAX_UPCOMING = 6
 
 
@@ -194,12 +196,13 @@ async def task(request: Request) -> Response:
     state = state_of(request)
     task_id = request.path_params["task_id"]
 
-    async def read() -> tuple[TaskDetail, Any, str | None]:
+    async def read() -> tuple[TaskDetail, Any, str | None, list[OutputPart]]:
         detail = await task_detail(state.storage, task_id)
         flow_id = await flow_that_has(state.storage, detail.task)
-        return detail, await explain(state.storage, task_id), flow_id
+        output = await _output(state, task_id)
+        return detail, await explain(state.storage, task_id), flow_id, output
 
-    detail, explanation, flow_id = await state.cached(("task", task_id), read)
+    detail, explanation, flow_id, output = await state.cached(("task", task_id), read)
     await state.sampler.current()
     safe = without_secrets(detail.task)
     times = _times(detail, state.clock.now())
@@ -210,6 +213,7 @@ async def task(request: Request) -> Response:
         task=detail.task,
         explanation=explanation,
         flow_id=flow_id,
+        output=output,
         args=list(safe.args),
         kwargs=safe.kwargs,
         metadata=safe.metadata,
@@ -224,6 +228,15 @@ async def task(request: Request) -> Response:
         unverified=None if detail.task.is_verified else UNVERIFIED,
         unverified_letter=_unverified_letter(detail),
     )
+
+
+async def _output(state: AppState, task_id: str) -> list[OutputPart]:
+    """The end of the task's output."""
+    try:
+        return parts_of(await newest_output(state.storage, task_id, _MAX_CHUNKS))
+    except SerializationError:
+        why = "not verified: it was stored with another key, or was changed"
+        return [OutputPart(kind="missed", text=why, at=state.clock.now())]
 
 
 def _times(detail: TaskDetail, now: datetime) -> dict[str, Any]:

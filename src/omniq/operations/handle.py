@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -18,7 +19,9 @@ from omniq.errors import (
     TaskNotFound,
 )
 from omniq.models import Progress, Task, TaskStatus
+from omniq.operations.output_stream import OutputIterator, OutputStream
 from omniq.operations.task_changes import change_task, run_task_now
+from omniq.task_output import OutputChunk
 from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.function_types import FunctionTypes
 
@@ -111,6 +114,24 @@ class AsyncTaskHandle(Generic[R]):
         """Return what the running task last reported; None when it reported nothing."""
         return await self._storage.get_progress(self.id)
 
+    def stream(
+        self, *, logs: bool = False, all_runs: bool = False, timeout: Duration | None = None
+    ) -> AsyncIterator[OutputChunk]:
+        """Iterate over what the task streams: the chunks that are there, then each as it comes, until the task ends.
+
+        When the task runs again, the iteration goes on with the newest run as soon as that has output:
+        `chunk.is_first` is then True, and `chunk.attempt` higher. With `all_runs`, the runs follow each other as a
+        whole. `logs`: also the lines of `ctx.log`. `timeout` is how long to wait for the next chunk.
+
+        Raises `TaskNotFound` when the storage has no record of the task, and `ResultTimeout`. How the task has
+        ended is what `result()` says.
+        """
+        return OutputIterator(self._output(logs, all_runs, timeout))
+
+    def _output(self, logs: bool, all_runs: bool, timeout: Duration | None) -> OutputStream:
+        seconds = seconds_of("timeout", timeout)
+        return OutputStream(self._storage, self.id, logs=logs, all_runs=all_runs, timeout=seconds)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AsyncTaskHandle):
             return NotImplemented
@@ -135,6 +156,22 @@ class TaskHandle(BlockingFace[AsyncTaskHandle[R]]):
     change = blocking(AsyncTaskHandle.change)
     run_now = blocking(AsyncTaskHandle.run_now)
     progress = blocking(AsyncTaskHandle.progress)
+
+    def stream(
+        self, *, logs: bool = False, all_runs: bool = False, timeout: Duration | None = None
+    ) -> Iterator[OutputChunk]:
+        """Iterate over what the task streams: the chunks that are there, then each as it comes, until the task ends.
+
+        When the task runs again, the iteration goes on with the newest run as soon as that has output:
+        `chunk.is_first` is then True, and `chunk.attempt` higher. With `all_runs`, the runs follow each other as a
+        whole. `logs`: also the lines of `ctx.log`. `timeout` is how long to wait for the next chunk.
+
+        Raises `TaskNotFound` when the storage has no record of the task, and `ResultTimeout`. How the task has
+        ended is what `result()` says.
+        """
+        output = self._async_face._output(logs, all_runs, timeout)
+        while (chunks := self._run(output.next(), None)) is not None:
+            yield from chunks
 
     def result(self, timeout: Duration | None = None) -> R:
         """Wait for the function's return value; without `timeout`, wait without limit.

@@ -326,6 +326,8 @@ RULES: dict[str, _Rule] = {
     "base_dir": _Folder(),
     "shutdown_timeout": _Seconds(zero=True),
     "max_payload": _Count(1),
+    "max_output_chunks": _Count(1),
+    "max_output_bytes": _Count(65_536),
     "errors": _Text("expected the path of ErrorRules, such as app.tasks.RULES", _DOTTED),
     "lifespan": _Text("expected the path of a lifespan, such as app.tasks.lifespan", _DOTTED),
     "middleware": _Modules('expected paths of middleware, such as ["app.mw.sentry"]', _DOTTED),

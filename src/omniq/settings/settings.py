@@ -75,6 +75,9 @@ class Settings:
     `app_version` names the version of the application, such as a commit: its first start is a mark in the history
     of runs. Without it, a digest of the modules with the tasks is used.
 
+    Of the output of a task, `ctx.log` and `ctx.stream`, the newest `max_output_chunks` and
+    `max_output_bytes` are kept.
+
     Root opens only stores of root, unless `root_opens_any_store`: the owner of a file or folder
     chooses what its workers run.
     """
@@ -103,6 +106,8 @@ class Settings:
     base_dir: Path = Path(DEFAULT_FOLDER)
     shutdown_timeout: float = 30.0
     max_payload: int = 1024 * 1024
+    max_output_chunks: int = 10_000
+    max_output_bytes: int = 1024 * 1024
     errors: str | None = None
     lifespan: str | None = None
     middleware: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ from omniq.storage.backend import (
     Section,
 )
 from omniq.storage.inspection import TaskQuery
+from omniq.storage.output_engine import OutputEngine
 from omniq.storage.pending_hooks import HOOK
 from omniq.storage.release_waiters import (
     FLOW_WORK,
@@ -39,8 +40,9 @@ from omniq.storage.release_waiters import (
 )
 from omniq.storage.row_rules import FinishedRow, Row, Workflow
 from omniq.storage.sequences import Sequences
-from omniq.storage.side_engine import SideEngine, atomic
+from omniq.storage.side_engine import atomic
 from omniq.storage.step import Step
+from omniq.storage.stored_output import forgotten
 
 _BELOW = 200
 """The number of records below another that one step cancels or deletes."""
@@ -54,7 +56,7 @@ _LATER = 60_000_000
 MAX_REVIVED = 1_000
 
 
-class FlowEngine(SideEngine):
+class FlowEngine(OutputEngine):
     """The verbs of workflows over one backend."""
 
     has_work = False
@@ -355,6 +357,7 @@ class FlowEngine(SideEngine):
         ]
         self.has_work = self.has_work or bool(documents)
         if deleted:
+            documents += await forgotten(section, deleted)
             changes = Changes(deleted_finished=deleted, finished_before=before, documents=documents)
             await section.write(changes)
         return len(deleted)
@@ -377,6 +380,7 @@ class FlowEngine(SideEngine):
         if (record.newest_row.workflow or Workflow()).size:
             documents = [work_change(FlowWork(action="purge", id=task_id), section.now)]
             self.has_work = True
+        documents += await forgotten(section, [task_id])
         await section.write(Changes(deleted_finished=[task_id], documents=documents))
         return True
 

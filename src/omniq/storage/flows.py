@@ -41,8 +41,8 @@ from typing import Any
 import msgspec
 
 from omniq.models import Task, TaskResult, TaskStatus, check_id
+from omniq.storage.outputs import Outputs
 from omniq.storage.row_rules import Workflow
-from omniq.storage.side_data import SideData
 from omniq.tasks.flow_records import EVENT_NONCE, name_of
 
 
@@ -54,7 +54,7 @@ class Source(msgspec.Struct, frozen=True):
     any_end: bool
 
 
-class Flows(SideData):
+class Flows(Outputs):
     """The verbs of workflows."""
 
     async def complete(self, event_id: str, value: Any = None) -> bool:

@@ -71,6 +71,7 @@ from omniq.storage.sealed_documents import (
 )
 from omniq.storage.sequences import LoadedRows, Sequences, key_of
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS, UNIQUE
+from omniq.storage.stored_output import forgotten
 from omniq.storage.types import Action, Identity, PendingHook, WorkerAnswer, WorkerRequest
 from omniq.storage.worker_requests import (
     ANSWER,
@@ -348,6 +349,7 @@ class SideEngine:
                 for kind in (CHECKPOINT, HOOK)
                 for task_id in dead
             ]
+            documents += await forgotten(section, list(dead))
             await section.write(
                 Changes(
                     updated=list(others.updated.values()),
@@ -787,21 +789,30 @@ async def _attachment(
 ) -> Changes:
     """The documents of claims that are current, and the marks on their rows."""
     changes = Changes()
-    found = await section.load(list(documents))
-    for task_id, (token, change) in documents.items():
-        record = found.get(task_id)
-        if record is None or not record.is_live:
-            continue
-        row = record.row
-        if (row.owner, row.token) != (owner, token):
-            continue
-        changes.documents.append(change)
-        if row.attached:
-            changes.checked.append(row)
-        else:
-            row.attached = True
-            changes.updated.append(row)
+    tokens = {task_id: token for task_id, (token, _) in documents.items()}
+    for task_id, row in (await current_rows(section, owner, tokens)).items():
+        changes.documents.append(documents[task_id][1])
+        attach(changes, row)
     return changes
+
+
+async def current_rows(section: Section, owner: str, tokens: dict[str, int]) -> dict[str, Row]:
+    """The rows that the owner holds by these tokens."""
+    found = await section.load(list(tokens))
+    return {
+        task_id: record.row
+        for task_id, record in found.items()
+        if record.is_live and (record.row.owner, record.row.token) == (owner, tokens[task_id])
+    }
+
+
+def attach(changes: Changes, row: Row) -> None:
+    """Mark a row that it may have documents; one that is marked must not have changed."""
+    if row.attached:
+        changes.checked.append(row)
+    else:
+        row.attached = True
+        changes.updated.append(row)
 
 
 async def _live_parent(section: Section, row: Row) -> Row | None:

@@ -17,6 +17,7 @@ from omniq.storage.gate_states import GateStates
 from omniq.storage.release_waiters import Ends
 from omniq.storage.row_rules import Finish, Row, Settled
 from omniq.storage.row_seals import RowSeals
+from omniq.storage.stored_output import cleared_output
 
 EncodeFinish = Callable[[Finish], bytes]
 """Encodes the result of a task that has ended, unless its outcome contained it."""
@@ -242,6 +243,7 @@ class Step:
             # It was replaced: what its earlier call has stored is not for the new one.
             for kind in (CHECKPOINT, PROGRESS, NEWEST):
                 self._delete(kind, row.id)
+            self.changes.documents.append(cleared_output(row.id, self.now))
         self.rewrite(row)
 
     def finish(self, row: Row, finish: Finish) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from contextvars import ContextVar
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,6 +16,7 @@ from omniq.errors import InvalidTask, OmniqError, SerializationError, StaleClaim
 from omniq.models import PermanentError, Progress, Task, TaskError, check_key
 from omniq.outcomes import Succeeded
 from omniq.serialization import Serializer, keeps_objects
+from omniq.task_output import JsonValue, LogLevel, encode_chunk, encode_log
 from omniq.tasks.checkpoint import Checkpoint, Cursor, Source
 from omniq.tasks.children import ChildTasks
 from omniq.tasks.control import Signal, Snooze
@@ -31,6 +32,7 @@ from omniq.tasks.steps import (
     has_event_loop,
     reencode_checkpoint,
     run_on_loop_of,
+    run_without_loop,
     task_key,
 )
 from omniq.tasks.task_enqueuer import OptionsEnqueuer, TaskEnqueuer, enqueue_calls, enqueuer_with
@@ -67,8 +69,8 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
     The thread that runs the function may use it. `fencing_token` grows with every claim of the
     task: pass it to systems that can refuse writers with an older token.
 
-    `step`, `sleep`, `checkpoint`, `enqueue`, `call`, `map`, `wait` and `wait_for` are awaited in async tasks; in
-    others they block.
+    `step`, `sleep`, `stream`, `checkpoint`, `enqueue`, `call`, `map`, `wait` and `wait_for` are awaited in async
+    tasks; in others they block.
     """
 
     __slots__ = (
@@ -201,6 +203,38 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
                     message=text,
                 )
             )
+
+    # Output
+
+    def log(self, message: object, /, *, level: LogLevel = "info", **fields: Any) -> None:
+        """Add a line to the output of the task, with values of JSON as `fields`. It never waits.
+
+        The dashboard and `omniq tasks output` show it as it comes. It is stored with the task, after a moment;
+        only the newest lines and chunks are kept: see `max_output_chunks`.
+        """
+        self._services.add_output(self._task, encode_log(message, level, fields))
+
+    def stream(self, chunk: str | bytes | JsonValue, /) -> Awaitable[None]:
+        """Add a chunk to the output of the task, for those who read `handle.stream()` meanwhile.
+
+        It is text, bytes, or a value of JSON. Awaited in async tasks, it waits a moment when the storage is slower
+        than the task; in others it blocks. The chunks are stored in batches, the last ones before the outcome.
+        Raises `InvalidTask` for another value, and `OutputTooLarge` for one of more than 64 KiB.
+        """
+        if self._services.add_output(self._task, encode_chunk(chunk)):
+            return _NO_WAIT
+        if not has_event_loop():
+            run_without_loop(self._wait_for_room())
+            return _NO_WAIT
+        return _Wait(self._wait_for_room)
+
+    async def pass_output(self, data: bytes) -> None:
+        """Add a chunk of a run in a child process, which sends more when this returns."""
+        if not self._services.add_output(self._task, data):
+            await self._services.wait_for_room(self._task)
+
+    async def _wait_for_room(self) -> None:
+        await run_on_loop_of(self._services, self._services.wait_for_room(self._task))
 
     # Steps
 
@@ -530,6 +564,20 @@ class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
         except StaleClaim:
             self.cancelled = True
             raise
+
+
+class _Wait:
+    """Waits when it is awaited, and only then."""
+
+    def __init__(self, wait: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        self._wait = wait
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        if self._wait is not None:
+            yield from self._wait().__await__()
+
+
+_NO_WAIT = _Wait()
 
 
 def current_task() -> TaskContext:

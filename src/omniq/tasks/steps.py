@@ -122,6 +122,12 @@ class WorkerServices(Protocol):
     def report(self, progress: Progress) -> None:
         """Store the task's progress soon. May be called from any thread."""
 
+    def add_output(self, task: Task, data: bytes) -> bool:
+        """Store a chunk of output soon; returns whether there is room for more. From any thread."""
+
+    async def wait_for_room(self, task: Task) -> None:
+        """Return when there is room for more output of the task, or after a moment."""
+
     def report_skipped_step(self, task: Task, step: str, error: str) -> None:
         """Emit the event that a step that is not critical failed. May be called from any thread."""
 

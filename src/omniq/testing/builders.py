@@ -17,6 +17,7 @@ from omniq.outcomes import (
     Snoozed,
     Succeeded,
 )
+from omniq.task_output import OutputBatch, StoredChunk, encode_chunk
 
 OutcomeKind = Literal[
     "succeeded", "retried", "held", "rescheduled", "failed", "snoozed", "released", "cancelled"
@@ -108,3 +109,18 @@ def an_outcome(kind: OutcomeKind, task: Task, eta: datetime) -> Outcome:
             return Cancelled(*claim, "not wanted")
         case _:
             assert_never(kind)
+
+
+def an_output(
+    task_id: str, token: int, *values: Any, first: int = 1, attempt: int = 1
+) -> OutputBatch:
+    """Chunks of the output of a claimed task, given as values, or as they are stored.
+
+    >>> an_output("a", 1, "x", "y", first=3).first
+    3
+    """
+    chunks = [
+        value if isinstance(value, StoredChunk) else StoredChunk(0, encode_chunk(value))
+        for value in values
+    ]
+    return OutputBatch(task_id=task_id, token=token, attempt=attempt, first=first, chunks=chunks)

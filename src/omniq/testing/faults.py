@@ -43,6 +43,7 @@ Verb = Literal[
     "history",
     "checkpoint",
     "progress",
+    "output",
     "schedule",
     "queue",
     "requests",
@@ -103,6 +104,7 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
     "dead": ("retry_dead", "delete_dead", "purge_dead", "take_hook", "end_hook"),
     "checkpoint": ("save_checkpoint",),
     "progress": ("report_progress",),
+    "output": ("append_output",),
     "schedule": ("put_schedule", "delete_schedule", "fire_schedule", "seal"),
     "queue": (
         *("pause", "resume", "resume_due", "edit_limits"),
@@ -127,6 +129,7 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
         *("run_counts", "versions", "ended_workers", "audit_log"),
         *("record", "records", "page", "newest_result", "get_dead", "pending_hook"),
         *("pending_hooks", "get_progress", "progress_of", "load_checkpoint", "get_schedule"),
+        "read_output",
         *("list_schedules", "unreadable_schedules", "paused_queues", "pauses"),
         *("older_schedules", "older_checkpoints"),
         *("gates", "stats", "count_waiting", "count_newer", "workers", "held_by", "store_record"),

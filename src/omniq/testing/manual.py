@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from omniq.storage.backend import Changes
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.row_rules import Row, task_of
 from omniq.storage.tables import Tables
+from omniq.task_output import OutputPage, OutputPosition
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import path_of
 from omniq.testing.clock import ManualClock
@@ -38,6 +39,8 @@ from omniq.worker import AsyncWorkerPool
 from omniq.worker.lifespan import Lifespan
 from omniq.worker.middleware import Middleware
 from omniq.worker.task_services import EnqueueWrapper, TaskServices
+
+_T = TypeVar("_T")
 
 _LEASE = 1e9
 """Seconds, longer than any test: moving the clock must not end the worker's lease."""
@@ -103,8 +106,22 @@ class _ManualStorage(FaultyStorage):
     async def wait_for_result(
         self, task_id: str, timeout: float | None = None
     ) -> TaskResult | None:
+        return await self._wait(super().wait_for_result(task_id, timeout), task_id, timeout)
+
+    async def wait_for_output(
+        self,
+        task_id: str,
+        after: OutputPosition | None = None,
+        *,
+        all_runs: bool = False,
+        timeout: float | None = None,
+    ) -> OutputPage | None:
+        waits = super().wait_for_output(task_id, after, all_runs=all_runs, timeout=timeout)
+        return await self._wait(waits, task_id, timeout)
+
+    async def _wait(self, work: Coroutine[Any, Any, _T], task_id: str, timeout: float | None) -> _T:
         # Neither time nor a task proceeds without a call of the test, so the wait would never end.
-        waiting = asyncio.ensure_future(super().wait_for_result(task_id, timeout))
+        waiting = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait((waiting,), timeout=_REAL_WAIT))[0]:
                 if not self._has_worker():

@@ -27,6 +27,7 @@ from omniq.models import Progress, Runnable, Task, TaskError, TaskResult, TaskSt
 from omniq.outcomes import Failed, Outcome, Released, Rescheduled, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage.types import GivenBack, Renewal
+from omniq.task_output import OutputBatch
 from omniq.testing.clock import ManualClock
 from omniq.testing.model_tasks import RETRYING, RUNNING, ModelTasks, Record
 
@@ -356,6 +357,7 @@ class Model:
             due=self.clock.micros(),
             not_before=0,
             token=old.token,
+            output=old.output,
             attempts=0,
             occurrence=old.token if from_start else old.occurrence,
         )
@@ -391,6 +393,26 @@ class Model:
     def report_progress(self, owner: Owner, report: Progress) -> None:
         if self.held_by(owner.name).get(report.task_id) == report.token:
             self.tasks.progress[report.task_id] = report
+
+    def append_output(self, owner: Owner, batch: OutputBatch) -> list[bool]:
+        if self.held_by(owner.name).get(batch.task_id) != batch.token:
+            return [False]
+        chunks = self.tasks.live[batch.task_id].output.setdefault(batch.token, [])
+        for number, chunk in enumerate(batch.chunks, start=batch.first):
+            if number > len(chunks):
+                chunks.append(chunk.data)
+        return [True]
+
+    def output(self, task_id: str) -> list[Any] | None:
+        """The run, the number and the encoded content of each chunk."""
+        record = self.tasks.on_record(task_id)
+        if record is None:
+            return None
+        return [
+            [token, number, data]
+            for token, chunks in sorted(record.output.items())
+            for number, data in enumerate(chunks, start=1)
+        ]
 
     def save_checkpoint(self, owner: Owner, task_id: str, token: int, checkpoint: bytes) -> None:
         if self.held_by(owner.name).get(task_id) != token:

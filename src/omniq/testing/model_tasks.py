@@ -51,6 +51,8 @@ class Record:
     result: TaskResult | None = None
     finished_at: int = 0
     purge_at: int = 0
+    output: dict[int, list[Any]] = field(default_factory=dict)
+    """The chunks of each run, by its token."""
 
     @property
     def started(self) -> datetime | None:

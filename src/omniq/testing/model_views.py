@@ -31,6 +31,7 @@ def model_view(model: Model, names: Sequence[str], ids: Sequence[str]) -> dict[s
             "dead": _dead_letter(model, task_id),
             "checkpoint": model.tasks.checkpoints.get(task_id),
             "progress": model.tasks.progress.get(task_id),
+            "output": model.output(task_id),
             "hook": list(hook) if (hook := model.tasks.hooks.get(task_id)) else None,
         }
     return expected

@@ -25,6 +25,7 @@ from omniq.models import Progress, Runnable, Task, TaskResult, TaskStatus
 from omniq.outcomes import Outcome
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
+from omniq.testing.builders import an_output
 from omniq.testing.clock import ManualClock
 from omniq.testing.model import Model, Owner
 from omniq.testing.model_views import model_view
@@ -328,6 +329,20 @@ class StorageStateMachine(RuleBasedStateMachine):
             claim.slot,
             lambda storage: storage.report_progress([report]),
             lambda: self._model.report_progress(self._owners[claim.slot], report),
+        )
+
+    @step(2, needs="_claims", back=BACK, is_current=MOSTLY_TRUE, again=st.booleans())
+    def append_output(self, back: int, is_current: bool, again: bool) -> None:
+        claim = self._pick(back, is_current)
+        known = len(self._model.output(claim.task_id) or ())
+        record = self._model.tasks.live.get(claim.task_id)
+        end = 0 if record is None else len(record.output.get(claim.token, ()))
+        first = end if again and end else end + 1
+        batch = an_output(claim.task_id, claim.token, known, {"n": known}, first=first)
+        self._compare(
+            claim.slot,
+            lambda storage: storage.append_output([batch]),
+            lambda: self._model.append_output(self._owners[claim.slot], batch),
         )
 
     # Owners and time

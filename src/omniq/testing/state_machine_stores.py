@@ -18,6 +18,7 @@ from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.types import GivenBack, PendingHook
+from omniq.task_output import encode_chunk
 from omniq.testing.clock import ManualClock
 from omniq.testing.model import Owner
 
@@ -190,7 +191,7 @@ _STORE_VIEWS: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
 STORE_VIEWS = (*_STORE_VIEWS, "held_by")
 """The reads of a whole store, besides the list of its tasks."""
 
-_TASK_VIEWS = ("task", "result", "history", "dead", "checkpoint", "progress", "hook")
+_TASK_VIEWS = ("task", "result", "history", "dead", "checkpoint", "progress", "output", "hook")
 
 
 def _task_reads(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
@@ -200,7 +201,19 @@ def _task_reads(storage: BaseStorage, task_id: str) -> Iterator[Awaitable[Any]]:
     yield storage.get_dead(task_id)
     yield storage.load_checkpoint(task_id)
     yield storage.get_progress(task_id)
+    yield _output(storage, task_id)
     yield storage.pending_hook(task_id)
+
+
+async def _output(storage: BaseStorage, task_id: str) -> list[Any] | None:
+    page = await storage.read_output(task_id, all_runs=True)
+    found = None if page is None else [*page.chunks]
+    while found is not None and page is not None and page.has_more:
+        page = await storage.read_output(task_id, page.after, all_runs=True)
+        found += () if page is None else page.chunks
+    if found is None:
+        return None
+    return [[chunk.run, chunk.number, encode_chunk(chunk.value)] for chunk in found]
 
 
 def differences(seen: Any, wanted: Any, where: str) -> Iterator[str]:

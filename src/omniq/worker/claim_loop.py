@@ -156,6 +156,7 @@ class ClaimLoop:
 
     async def release_all(self) -> None:
         """Release what could be neither finished nor recorded, if the storage answers."""
+        await self._running.outputs.store_rest()
         self._running.give_up_all("shutdown")
         # A copy: a renewal may add to the list meanwhile.
         outcomes = list(self._running.finished)

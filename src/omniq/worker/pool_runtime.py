@@ -358,6 +358,7 @@ class PoolRuntime:
             count=claim_loop.counter.run,
             sweep=lambda: running.sweep(storage, margin_of(self._config.lease)),
             maintenance=maintenance.run,
+            output=running.outputs.run,
             scheduling=self._schedule_loop.run,
             report=claim_loop.report_left_forever,
         )
@@ -392,7 +393,6 @@ class PoolRuntime:
                 problems=self._problems,
             ),
             unknown=unknown,
-            default_timeout=storage.settings.default_timeout,
         )
 
     def _make_claim_loop(self, running: RunningTasks, unknown: UnknownFunctions) -> ClaimLoop:

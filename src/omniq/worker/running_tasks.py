@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 
 from omniq.clock import Clock
@@ -14,12 +15,16 @@ from omniq.models import NO_TIMEOUT, Task, TaskError
 from omniq.outcomes import Failed, Outcome, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext, enter
+<<<<<<< HEAD
 from omniq.tasks.signature import Callee
 from omniq.tasks.steps import WorkerServices
 from omniq.worker.batches import Batches, BatchRun, OpenBatch
+=======
+>>>>>>> main
 from omniq.worker.executors.execution import Execution, Run, StopReason
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.stats_recorder import StatsRecorder
+from omniq.worker.task_services import TaskServices
 from omniq.worker.unknown_functions import UnknownFunctions, newer_version
 
 GRACE = 1.0
@@ -43,9 +48,8 @@ class RunningTasks:
         clock: Clock,
         pool: PoolEvents,
         *,
-        services: WorkerServices,
+        services: TaskServices,
         unknown: UnknownFunctions,
-        default_timeout: float | None,
     ) -> None:
         self._execution = execution
         self._unknown = unknown
@@ -53,7 +57,8 @@ class RunningTasks:
         self._clock = clock
         self._pool = pool
         self._services = services
-        self._default_timeout = default_timeout
+        self.outputs = services.outputs
+        self._default_timeout = services.storage.settings.default_timeout
         self._loop = asyncio.get_running_loop()
         self._sweep_now: asyncio.Future[None] = self._loop.create_future()
         self._next_sweep = _FOREVER
@@ -225,6 +230,10 @@ class RunningTasks:
             # `Execution` promises not to raise. If it does, one task fails and no slot is lost.
             record = TaskError.from_exception(error, timestamp=self._clock.now())
             outcome = Failed(task.id, task.token, record, "internal")
+        if self.outputs.runs:
+            # The outcome is decided: a stop that comes meanwhile does not change it.
+            with suppress(asyncio.CancelledError):
+                await self.outputs.flush(task)
         if self.active.get(task.id) is run:
             self._finish(run, outcome)
 
@@ -285,6 +294,8 @@ class RunningTasks:
             outcome = context.completed
         if type(outcome) is not Succeeded and run.stop_reason is None and self._pool.is_ending:
             outcome = self._execution.interrupted(run)
+        if self.outputs.runs:
+            self.outputs.forget(task)
         seconds = self._clock.monotonic() - run.started
         self._stats.ran(task, seconds, run.stop_reason or "", outcome)
         self._record(task, outcome)

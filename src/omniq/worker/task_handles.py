@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from omniq.concurrency.portal import Portal
 from omniq.models import Progress, Task, TaskStatus
 from omniq.operations.handle import AsyncTaskHandle
+from omniq.operations.output_stream import OutputIterator
 from omniq.storage.base import BaseStorage
+from omniq.task_output import OutputChunk
 from omniq.tasks.durations import Duration
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.steps import WorkerServices, run_on_loop_of
@@ -70,3 +73,9 @@ class OtherLoopHandle(AsyncTaskHandle[R]):
 
     async def progress(self) -> Progress | None:
         return await run_on_loop_of(self._services, super().progress())
+
+    def stream(
+        self, *, logs: bool = False, all_runs: bool = False, timeout: Duration | None = None
+    ) -> AsyncIterator[OutputChunk]:
+        output = self._output(logs, all_runs, timeout)
+        return OutputIterator(output, partial(run_on_loop_of, self._services))

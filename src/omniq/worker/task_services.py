@@ -32,6 +32,7 @@ from omniq.worker.executors.thread_executor import ThreadExecutor
 from omniq.worker.flow_access import StoredFlows
 from omniq.worker.lifespan import LifespanState
 from omniq.worker.maintenance import Maintenance
+from omniq.worker.output_writer import OutputWriter
 from omniq.worker.problems import ProblemReports
 from omniq.worker.stats_recorder import event_fields
 from omniq.worker.task_handles import LoopPortal, OtherLoopHandle
@@ -70,15 +71,21 @@ class TaskServices:
         self.storage = storage
         self._events = dispatcher
         self._problems = problems or ProblemReports(dispatcher, storage.clock)
+        self.outputs = outputs = OutputWriter(storage, self._problems)
+        self.add_output, self.wait_for_room = outputs.add, outputs.wait_for_room
         self._threads = threads
         self._execution = execution
         self._state = state
         self._wrappers: Sequence[EnqueueWrapper] = wrappers
         self.flows = StoredFlows(storage, self._retrying)
-        self.waiting = 0
-        """How many calls wait for a storage that is unreachable."""
+        self._waiting = 0
         self._builder: TaskBuilder | None = None
         self._portal: LoopPortal | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many calls wait for a storage that is unreachable."""
+        return self._waiting + self.outputs.waiting
 
     @property
     def builder(self) -> TaskBuilder:
@@ -154,6 +161,8 @@ class TaskServices:
         self, task: Task, context: TaskContext, *, blocking: bool
     ) -> AsyncIterator[Any]:
         outcomes: list[Succeeded] = []
+        # The commit ends the task, and nothing is stored after that.
+        await self.outputs.flush(task)
 
         def success() -> Succeeded:
             outcomes.append(self._execution.success_of(task, context))
@@ -187,12 +196,12 @@ class TaskServices:
                 self._problems.report(activity, error)
                 if self.storage.lease_remaining <= 0:
                     raise
-            self.waiting += 1
+            self._waiting += 1
             try:
                 pause = backoff(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE)
                 await self.clock.sleep(pause)
             finally:
-                self.waiting -= 1
+                self._waiting -= 1
             failures += 1
 
 

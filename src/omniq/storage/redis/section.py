@@ -29,12 +29,13 @@ from omniq.storage.redis.error_replies import OutOfMemory
 from omniq.storage.row_rules import Row
 from omniq.storage.side_engine import SCHEDULE
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS
+from omniq.storage.stored_output import OUTPUT, OUTPUT_PAGE
 from omniq.storage.types import Claim
 
 if TYPE_CHECKING:
     from omniq.storage.redis.backend import RedisBackend
 
-_BOUNDED = frozenset({CHECKPOINT, NEWEST, PROGRESS, SCHEDULE})
+_BOUNDED = frozenset({CHECKPOINT, NEWEST, PROGRESS, SCHEDULE, OUTPUT, OUTPUT_PAGE})
 """The kinds of documents that have a largest size: see `largest_value`."""
 
 SHORT_TTL = 60_000_000

@@ -35,6 +35,7 @@ The class may add tests; replacing one raises `TypeError`. Where backends differ
 - `pending_hooks`: calls of `on_dead` that are recorded until they are made.
 - `checkpoints`: the data that a task resumes from.
 - `progress`: progress reports of running tasks.
+- `outputs`: what running tasks log and stream, for its readers.
 - `schedules`: storing and firing schedules.
 - `run_history`: counts of runs by minute and hour, versions, ended workers.
 - `sequences`: tasks that run one at a time, in order.
@@ -61,6 +62,7 @@ from omniq.testing.contract.lease import LeaseContract
 from omniq.testing.contract.lifecycle import LifecycleContract
 from omniq.testing.contract.limits import LimitContract
 from omniq.testing.contract.order import OrderContract
+from omniq.testing.contract.outputs import OutputContract
 from omniq.testing.contract.pending_hooks import PendingHookContract
 from omniq.testing.contract.progress import ProgressContract
 from omniq.testing.contract.queues_and_gates import GateContract
@@ -96,6 +98,7 @@ class StorageContract(
     PendingHookContract,
     CheckpointContract,
     ProgressContract,
+    OutputContract,
     ScheduleContract,
     RunHistoryContract,
     GateContract,
@@ -128,6 +131,7 @@ __all__ = [
     "LimitContract",
     "OpenAnother",
     "OrderContract",
+    "OutputContract",
     "PendingHookContract",
     "ProgressContract",
     "ReadingContract",

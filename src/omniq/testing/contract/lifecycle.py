@@ -16,7 +16,7 @@ from omniq.models import AuditEntry, Progress, Schedule, TaskStatus, Version
 from omniq.outcomes import Released
 from omniq.storage.base import BaseStorage
 from omniq.storage.run_counts import PeriodCounts, RunCounts
-from omniq.testing.builders import a_result, a_task, an_error, some_tasks
+from omniq.testing.builders import a_result, a_task, an_error, an_output, some_tasks
 from omniq.testing.clock import START, ManualClock
 from omniq.testing.contract._suite import (
     LEASE,
@@ -56,6 +56,9 @@ EVERY_CALL: dict[str, Callable[[BaseStorage], Awaitable[Any]]] = {
     "save_checkpoint": lambda s: s.save_checkpoint("a", 1, b""),
     "purge_checkpoints": lambda s: s.purge_checkpoints(START),
     "report_progress": lambda s: s.report_progress([Progress(task_id="a", token=1, fraction=0)]),
+    "append_output": lambda s: s.append_output([an_output("a", 1, "x")]),
+    "read_output": lambda s: s.read_output("a"),
+    "wait_for_output": lambda s: s.wait_for_output("a"),
     "put_schedule": lambda s: s.put_schedule(_SCHEDULE),
     "delete_schedule": lambda s: s.delete_schedule("s"),
     "fire_schedule": lambda s: s.fire_schedule(_SCHEDULE, _SCHEDULE, None),

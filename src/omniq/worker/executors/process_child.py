@@ -60,6 +60,7 @@ from omniq.worker.executors.process_protocol import (
     SLACK,
     CheckpointReply,
     CheckpointRequest,
+    OutputReport,
     Reply,
     RunRequest,
     SignalRecord,
@@ -197,6 +198,14 @@ class ChildServices:
 
     def report(self, progress: Progress) -> None:
         self._parent.send(Reply(progress=progress))
+
+    def add_output(self, task: Task, data: bytes) -> bool:
+        # The worker reads no further while it has no room: then this blocks.
+        self._parent.send(Reply(output=OutputReport(task.id, task.token, data)))
+        return True
+
+    async def wait_for_room(self, task: Task) -> None:
+        return
 
     def report_skipped_step(self, task: Task, step: str, error: str) -> None:
         self._parent.send(Reply(skipped=Skipped(step, error)))

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any, Literal, TypeVar, assert_never, cast
+from typing import Any, Literal, NoReturn, TypeVar, assert_never, cast
 
 import msgspec
 
@@ -214,6 +214,12 @@ class ChildTasks:
 
     async def get_progress(self, task_id: str) -> Progress | None:
         return self._ask(TaskQuestion("progress", task_id)).progress
+
+    async def wait_for_output(self, task_id: str, *_: Any, **__: Any) -> NoReturn:
+        raise InvalidTask(
+            f"task {task_id}: a task in a child process cannot follow the output of another; follow it in an async "
+            "task, or in a thread"
+        )
 
     async def wait_for_result(self, task_id: str, timeout: float | None) -> TaskResult | None:
         is_over = threading.Event()

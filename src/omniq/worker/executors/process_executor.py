@@ -28,6 +28,7 @@ from omniq.models import Task, TaskError, TaskResult
 from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal
 from omniq.settings import Settings
 from omniq.storage.urls import WORKER_URL
+from omniq.task_output import check_encoded
 from omniq.tasks.context import TaskContext
 from omniq.tasks.error_rules import ErrorRules
 from omniq.worker.executors.batch_call import Item
@@ -232,6 +233,12 @@ class ProcessExecutor:
         progress = reply.progress
         if progress is not None and progress.task_id == task_context.task_id:
             task_context.progress(progress.fraction, progress.message)
+        output = reply.output
+        if output is not None:
+            check_encoded(output.data)
+            if (output.task_id, output.token) == (task_context.task_id, task_context.fencing_token):
+                # The child waits meanwhile, once its socket is full.
+                await task_context.pass_output(output.data)
         if reply.skipped is not None:
             task_context.report_skipped_step(reply.skipped.step, reply.skipped.error)
         if reply.checkpoint_request is not None:

@@ -170,11 +170,20 @@ class Skipped(msgspec.Struct, frozen=True):
     error: str
 
 
+class OutputReport(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk of the output of a run. A thread that an earlier task has left may send one as well."""
+
+    task_id: str
+    token: int
+    data: bytes
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message from a child: a run has started, reports something, or has ended."""
 
     has_started: bool = False
     progress: Progress | None = None
+    output: OutputReport | None = None
     skipped: Skipped | None = None
     checkpoint_request: CheckpointRequest | None = None
     enqueue_request: EnqueueRequest | None = None
