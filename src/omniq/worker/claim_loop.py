@@ -124,7 +124,6 @@ class ClaimLoop:
             # At most a part: a call that took everything would leave nothing for the other loop.
             batch = self._batch_to_fill() if batches.are_collected else None
             free = self._claimable() if batch is None else batch.missing
-            # The outcomes of a batch are there together.
             outcomes = running.take_finished(max(self._most_per_call, batches.largest))
             claimed = await self._call(outcomes, free, batch) if outcomes or free else None
             if not (running.active or running.finished or demand.in_flight):
@@ -187,8 +186,8 @@ class ClaimLoop:
     def _batch_to_fill(self) -> OpenBatch | None:
         """An open batch to claim tasks for now."""
         can_claim = not (self._pool.is_recycling or self._demand.is_paused)
-        is_draining, is_stopping = self._drained is not None, self._stop_requested.done()
-        return self._running.batch_to_fill(can_claim, is_draining, is_stopping)
+        ends = self._drained is not None, self._stop_requested.done()
+        return self._running.batch_to_fill(can_claim, *ends)
 
     async def _call(
         self, outcomes: list[Outcome], claims: int, batch: OpenBatch | None = None

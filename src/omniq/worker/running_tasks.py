@@ -15,12 +15,8 @@ from omniq.models import NO_TIMEOUT, Task, TaskError
 from omniq.outcomes import Failed, Outcome, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext, enter
-<<<<<<< HEAD
 from omniq.tasks.signature import Callee
-from omniq.tasks.steps import WorkerServices
 from omniq.worker.batches import Batches, BatchRun, OpenBatch
-=======
->>>>>>> main
 from omniq.worker.executors.execution import Execution, Run, StopReason
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.stats_recorder import StatsRecorder
@@ -265,6 +261,9 @@ class RunningTasks:
         except BaseException as error:
             record = TaskError.from_exception(error, timestamp=self._clock.now())
             outcome = Failed(task.id, task.token, record, "internal")
+        if self.outputs.runs:
+            with suppress(asyncio.CancelledError):
+                await self.outputs.flush(task)
         if self.active.get(task.id) is run:
             self._finish(run, outcome)
             run.end()
