@@ -38,7 +38,7 @@ COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate
 	--no-emit-index-url --custom-compile-command 'make requirements'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all docs check lint deep state-machine coverage mutants chaos chaos-peers soak bench powercut syscalls screenshots \
+.PHONY: help demo test test-all docs check lint deep state-machine coverage mutants chaos bank chaos-peers soak bench powercut syscalls screenshots \
 	format package sbom audit requirements clean
 
 help: ## show this list
@@ -84,6 +84,9 @@ mutants: $(STAMP) ## break omniq on purpose and see which test notices
 
 chaos: $(STAMP) ## kill, stop and restart everything, on every backend (HOURS=n: repeat for n hours)
 	@HOURS=$(HOURS) $(BIN)/python -m chaos
+
+bank: $(STAMP) ## move money in transactions of tasks, under kills, restarts, failovers and restores
+	@$(BIN)/python -m chaos.bank $(ARGS)
 
 chaos-peers: $(STAMP) ## kill the workers of other task queues as well, and count what is lost
 	@$(BIN)/python -m chaos.peers $(ARGS)

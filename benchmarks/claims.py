@@ -7,8 +7,9 @@ Prints, for each store:
   owner with 50 modules;
 - the longest single call of the store, and the time until 100 tasks are claimed, when many keys have
   room at once;
-- the rate of `omniq worker` that drains tasks of one limit that never blocks, and of keys with
-  `max_running=1` of which 50 tasks were enqueued in a row, relative to plain tasks.
+- what a plain task costs `omniq worker` and the server, in a drain, relative to a task of one limit that
+  never blocks, and of keys with `max_running=1` of which 50 tasks were enqueued in a row: elapsed time, and
+  CPU time of both. (0.5: a task with the limit costs twice as much.)
 
 Times are medians of interleaved rounds in one run.
 """
@@ -21,7 +22,7 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -169,20 +170,22 @@ def measure_calls(storage: BaseStorage) -> list[float]:
     return seconds
 
 
-def drains(store: Store, count: int, rounds: int) -> dict[str, float]:
-    """Rates of drains by `omniq worker` with limits, relative to plain ones: medians of paired rounds."""
-    ratios: dict[str, list[float]] = {"never": [], "row": []}
+def drains(store: Store, count: int, rounds: int) -> Iterator[str]:
+    """A line for each kind of limit: what a plain task costs, relative to one with the limit."""
+    spent: dict[str, list[dict[str, float]]] = {kind: [] for kind in LIMITS}
     for number in range(rounds + 1):
-        seconds = {
-            kind: measure_worker("drain", ROOT / "src", store, count, COMPARE_LIMITS=kind)[
-                "seconds"
-            ]
-            for kind in LIMITS
-        }
-        if number:  # the first round fills caches
-            for kind, values in ratios.items():
-                values.append(seconds[""] / seconds[kind])
-    return {kind: statistics.median(values) for kind, values in ratios.items()}
+        for kind in LIMITS if number % 2 else reversed(LIMITS):
+            found = measure_worker("drain", ROOT / "src", store, count, COMPARE_LIMITS=kind)
+            if number:  # the first round fills caches
+                spent[kind].append({**found, "both": found["cpu"] + found["server"]})
+    for kind, name in (("never", "a limit that never blocks"), ("row", "50 of a key in a row")):
+        ratios = []
+        for figure, unit in (("seconds", "elapsed"), ("both", "CPU"), ("cpu", "of the worker")):
+            paired = zip(spent[""], spent[kind], strict=True)
+            ratio = statistics.median(plain[figure] / limited[figure] for plain, limited in paired)
+            now = statistics.median(limited[figure] for limited in spent[kind])
+            ratios.append(f"{unit} {ratio:.2f} x plain ({now * 1e6:.0f} µs)")
+        yield f"drain through {name}: {', '.join(ratios)}"
 
 
 async def measure(store: Store, options: argparse.Namespace) -> None:
@@ -223,12 +226,8 @@ def main() -> None:
         with open_store(name) as store:
             if not options.drains_only:
                 asyncio.run(measure(store, options))
-            rates = drains(store, options.tasks, min(options.rounds, 5))
-            print(
-                f"{store.name}: drain through a limit that never blocks {rates['never']:.2f} x plain, "
-                f"50 of a key in a row {rates['row']:.2f} x",
-                flush=True,
-            )
+            for line in drains(store, options.tasks, min(options.rounds, 5)):
+                print(f"{name}: {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ For each store and round, both versions do the same work, and which of the two g
 `omniq worker` drains tasks, 100 at a time and log lines included (`drain`), a producer enqueues 1,000
 tasks a call (`bulk`) or one (`single`), or waits for the result of each task from a worker (`latency`).
 Prints the medians of the paired ratios, older to newer (above 1: this checkout spends less), with their
-quartiles, for the CPU time of the worker or producer, the elapsed time, and its read and write system
-calls and bytes. The memory store is drained by a pool in the process that filled it.
+quartiles, for the CPU time of the worker or producer and of the store's server, the elapsed time, and its
+read and write system calls and bytes. The memory store is drained by a pool in the process that filled it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from benchmarks.stores import ROOT, Store, open_store
 DEFAULT_STORES = ("memory", "sqlite-power", "file-power", "postgres", "redis")
 _TASKS = {"drain": 1_000_000, "bulk": 1_000_000, "single": 2_000, "latency": 200}
 """What can be compared, and the number of tasks at most."""
-FIGURES = ("cpu", "seconds", "calls", "bytes")
+FIGURES = ("cpu", "server", "seconds", "calls", "bytes")
+TIMES = FIGURES[:3]
 CONCURRENCY = "100"
 _DEADLINE = 300.0
 
@@ -53,6 +54,7 @@ def measure(
             "PYTHONPATH": f"{source}{os.pathsep}{ROOT}",
             "COMPARE_TASKS": str(count),
             "COMPARE_REPORT": str(report),
+            "COMPARE_SERVER": "" if store.server is None else str(store.server.pid),
             **variables,
         }
         url = url_of(store)

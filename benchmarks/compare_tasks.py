@@ -1,7 +1,8 @@
 """The task of `benchmarks.compare`: does nothing, and reports what the worker spent on all of them.
 
 The first run notes the CPU time, the clock and the counters of `/proc/self/io`; the last one writes
-the differences to the file that `COMPARE_REPORT` names.
+the differences to the file that `COMPARE_REPORT` names. `COMPARE_SERVER` is the process id of the
+store's server, if it has one.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import os
 import time
 from pathlib import Path
 
+from benchmarks.processes import exact_cpu_seconds
 from omniq import task
 
+_SERVER = os.environ.get("COMPARE_SERVER", "")
 _COUNT = int(os.environ.get("COMPARE_TASKS", "0"))
 _ran = 0
 _before: dict[str, float] = {}
 
 
 def counters() -> dict[str, float]:
-    """What this process has spent so far."""
+    """What this process and the server have spent so far."""
     lines = Path("/proc/self/io").read_text().splitlines()
     io = {name: float(value) for name, value in (line.split(": ") for line in lines)}
     return {
         "cpu": time.process_time(),
+        "server": exact_cpu_seconds(int(_SERVER)) if _SERVER else 0.0,
         "seconds": time.monotonic(),
         "calls": io["syscr"] + io["syscw"],
         "bytes": io["rchar"] + io["wchar"],

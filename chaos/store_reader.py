@@ -18,7 +18,7 @@ async def read_store(storage: BaseStorage, journal: Journal) -> None:
     for schedule in await storage.list_schedules():
         journal.note("schedule", schedule.id, value=_times(schedule))
     stats = await storage.stats()
-    async for task in _all_tasks(storage):
+    async for task in all_tasks(storage):
         _note_final(journal, task, await storage.get_result(task.id))
     journal.note("counted", value={s.value: count for s, count in stats.by_status.items()})
 
@@ -32,7 +32,7 @@ async def audit(storage: BaseStorage, journal: Journal, noted: set[str]) -> set[
     stats = await storage.stats()
     journal.note("rows", value=sum(stats.by_status.values()) + stats.dead)
     still = set()
-    async for task in _all_tasks(storage):
+    async for task in all_tasks(storage):
         if not task.status.is_final:
             continue
         if task.id not in noted:
@@ -44,7 +44,8 @@ async def audit(storage: BaseStorage, journal: Journal, noted: set[str]) -> set[
     return still
 
 
-async def _all_tasks(storage: BaseStorage) -> AsyncIterator[Task]:
+async def all_tasks(storage: BaseStorage) -> AsyncIterator[Task]:
+    """Every task, in id order."""
     after = ""
     while page := await storage.list_tasks(after=after, limit=_PAGE):
         for task in page:

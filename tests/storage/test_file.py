@@ -336,6 +336,20 @@ async def test_a_record_of_the_store_that_is_put_back_beside_a_newer_one_is_remo
         assert not (folder / "tasks" / name).exists()
 
 
+async def test_the_sweep_of_leases_leaves_what_a_restoring_program_is_writing(storage, folder):
+    leases = folder / "leases"
+    drafts = {leases / f".gone.{end}" for end in ("info", "resting", "info.x8Kd2q")}
+    old, fresh = leases / "gone.info", leases / "gone.resting"
+    for path in (*drafts, old, fresh):
+        path.write_bytes(b"half of it")
+        if path is not fresh:
+            os.utime(path, (1, 1))
+    await storage.give_back_abandoned()
+
+    assert all(path.exists() for path in (*drafts, fresh))
+    assert not old.exists()
+
+
 @pytest.mark.parametrize("is_watched", [True, False])
 async def test_an_older_name_of_a_task_that_is_put_back_beside_a_newer_one_is_removed(
     storage, another, folder, is_watched

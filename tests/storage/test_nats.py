@@ -191,6 +191,7 @@ async def test_what_a_process_left_that_died_while_saving_is_deleted(nats_url, s
 # Streams that were changed by others
 
 
+@pytest.mark.fault("F46")
 async def test_streams_that_were_deleted_begin_an_empty_store(nats_url):
     async with open_storage(nats_url) as storage:
         await storage.enqueue_many(some_tasks(["a", "b"]))
@@ -252,6 +253,7 @@ async def test_a_worker_notices_that_the_log_went_back(nats_url, monkeypatch):
 # Limits
 
 
+@pytest.mark.fault("F46")
 async def test_a_full_stream_refuses_an_enqueue_with_queue_full():
     with NatsServer(options={"max_payload": "1MB"}) as server:
         url = f"{server.url}/full"
@@ -269,6 +271,7 @@ async def test_a_full_stream_refuses_an_enqueue_with_queue_full():
 # Refused at opening
 
 
+@pytest.mark.fault("F46")
 async def test_a_server_without_jetstream_is_refused():
     with (
         NatsServer(options={"jetstream": "disabled"}) as server,
@@ -277,6 +280,7 @@ async def test_a_server_without_jetstream_is_refused():
         await open_storage(server.url).open()
 
 
+@pytest.mark.fault("F46")
 async def test_a_stream_with_other_settings_is_refused(nats_url):
     store = store_of(nats_url)
     await api(

@@ -13,7 +13,14 @@ import psycopg
 import pytest
 
 from omniq.clock import SYSTEM_CLOCK, to_micros
-from omniq.errors import InvalidTask, LeaseLost, SettingsError, StorageError, StorageRefused
+from omniq.errors import (
+    InvalidTask,
+    LeaseLost,
+    QueueFull,
+    SettingsError,
+    StorageError,
+    StorageRefused,
+)
 from omniq.gate_rules import FOREVER, GateState, gates_of
 from omniq.models import (
     Attempt,
@@ -75,6 +82,29 @@ def schema(module_schema: Schema) -> Schema:
 
 def success(task):
     return Succeeded(task.id, task.token, a_result(task))
+
+
+async def test_an_enqueue_waits_for_no_transaction_of_a_caller_that_enqueues_below_a_bound(
+    postgres_url, postgres_server_url
+):
+    async with (
+        open_storage(f"{postgres_url}&max_pending=2") as caller,
+        open_storage(f"{postgres_url}&max_pending=2") as other,
+    ):
+        connection = await asyncpg.connect(postgres_server_url)
+        transaction = connection.transaction()
+        await transaction.start()
+        await caller.enqueue_within(connection, [a_task("a"), a_task("b")])
+        with pytest.raises(QueueFull):
+            await caller.enqueue_within(connection, [a_task("c")])
+        # What the open transaction holds is not counted yet.
+        await asyncio.wait_for(other.enqueue(a_task("d")), 20)
+        await transaction.commit()
+        await connection.close()
+
+        assert await other.count_waiting() == 3
+        with pytest.raises(QueueFull):
+            await other.enqueue(a_task("e"))
 
 
 # Setting up

@@ -7,6 +7,7 @@ import re
 import socket
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from redis.asyncio import Redis
@@ -18,6 +19,7 @@ from omniq.errors import (
     StorageCorrupt,
     StorageError,
     StorageRefused,
+    StoreWentBack,
 )
 from omniq.models import BreakerRule, Limit, Progress, Schedule, TaskStatus
 from omniq.outcomes import Failed, Released, Retried, Succeeded
@@ -60,6 +62,62 @@ def clock():
 async def storage(server, admin, clock):
     async with RedisStorage(server.url, prefix="p", clock=clock) as storage:
         yield storage
+
+
+async def test_a_claim_sends_as_many_commands_among_two_thousand_queues_as_among_twenty(
+    storage, admin
+):
+    async def commands_of_claims():
+        await storage.reserve(1)
+        await admin.config_resetstat()
+        for _ in range(5):
+            await storage.reserve(2)
+        found = await admin.info("commandstats")
+        return sum(each["calls"] for name, each in found.items() if "config" not in name)
+
+    await storage.enqueue_many([a_task(f"a{each}", queue=f"a{each}") for each in range(20)])
+    few = await commands_of_claims()
+    more = [a_task(f"b{each}", queue=f"b{each}") for each in range(2_000)]
+    await storage.enqueue_many(more)
+
+    assert await commands_of_claims() <= few * 1.5
+
+
+@pytest.mark.parametrize("verb", ["claim", "claim_by_rules", "renewal"])
+async def test_a_lower_count_of_claims_shows_that_the_store_went_back(storage, admin, verb):
+    await storage.renew()
+    await storage.enqueue_many([a_task("a"), a_task("b"), a_task("c")])
+    await storage.reserve(1)
+    (task,) = await storage.reserve(1)
+    # All rows stay, so that nothing else can show it.
+    assert await admin.hincrby("{p}:2:workers", f"{storage.owner}#", -1) == 1
+    # A dead letter is recorded by the rules, and so is what is claimed with it.
+    dead = Failed(task.id, task.token, an_error())
+    calls = {
+        "renewal": storage.renew,
+        "claim": partial(storage.reserve, 1),
+        "claim_by_rules": partial(storage.record_and_reserve, [dead], 1),
+    }
+    with pytest.raises(StoreWentBack):
+        await calls[verb]()
+
+    assert (await storage.store_record()).epoch > 0
+    assert await admin.hkeys("{p}:2:workers") == []
+
+
+async def test_a_claim_whose_reply_was_lost_is_counted_and_no_sign_of_a_store_that_went_back(
+    storage, admin
+):
+    await storage.enqueue_many([a_task("a"), a_task("b")])
+    await storage.reserve(1)
+    await admin.hincrby("{p}:2:workers", f"{storage.owner}#", 1)
+    await storage.renew()
+    await storage.reserve(1)
+
+    assert storage._identity.claims == 3
+    assert (await storage.store_record()).epoch == 0
+    await storage.retire()
+    assert await admin.hkeys("{p}:2:workers") == []
 
 
 async def until(condition):

@@ -87,6 +87,8 @@ async def test_a_user_with_the_rights_of_the_guide_can_do_everything(server, adm
 
 async def test_the_walk_of_a_task_with_the_rights_of_the_guide(server, admin):
     await admin.execute_command("ACL", "SETUSER", "walker", *rights())
+    # The tests before this one were refused on purpose.
+    await admin.acl_log_reset()
     url = url_of(server, "walker:password")
     async with AsyncTaskQueue(url, settings=Settings(poll_interval=0.5)) as queue:
         async with queue.worker(concurrency=2):

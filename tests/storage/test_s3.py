@@ -8,7 +8,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from uuid import uuid4
@@ -17,6 +19,8 @@ import pytest
 
 from omniq.clock import SYSTEM_CLOCK
 from omniq.errors import SettingsError, StorageError, StorageRefused
+from omniq.models import TaskStatus
+from omniq.outcomes import Succeeded
 from omniq.storage import open_storage
 from omniq.storage.s3 import S3Storage
 from omniq.storage.s3.address import parse
@@ -24,6 +28,10 @@ from omniq.storage.s3.connection import S3Connection
 from omniq.testing.builders import a_result, a_task, some_tasks
 from omniq.testing.fault_proxy import FaultProxy
 from omniq.testing.s3_servers import MiniStackServer, SeaweedServer
+
+
+def success(task):
+    return Succeeded(task.id, task.token, a_result(task))
 
 
 def endpoint_of(url):
@@ -84,6 +92,99 @@ def careless_endpoint() -> Iterator[str]:
 async def test_a_server_that_ignores_the_condition_is_refused(careless_endpoint, s3_url):
     with pytest.raises(StorageRefused, match="ignores If-None-Match"):
         await open_storage(f"s3://omniq/jobs?endpoint={careless_endpoint}").open()
+
+
+class BusyServer(BaseHTTPRequestHandler):
+    """Asks callers to slow down at every third request; passes the others to `endpoint`.
+
+    Of the conditional writes among those, every third was made, and is answered with a conflict.
+    """
+
+    protocol_version = "HTTP/1.1"
+    endpoint = ""
+    answers: dict[int, int]
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.answers[503] += self.answers[200]
+        if self.answers[503] % 3 == 2:
+            return self._answer(503, b"<Error><Code>SlowDown</Code></Error>", ())
+        target = HTTPConnection(self.endpoint.removeprefix("http://"), timeout=30)
+        # With the host that the caller has signed.
+        target.request(self.command, self.path, body, dict(self.headers))
+        reply = target.getresponse()
+        data = reply.read()
+        target.close()
+        if self.command == "PUT" and self.headers.get("If-None-Match"):
+            self.answers[409] += self.answers[200]
+            if self.answers[409] % 3 == 2:
+                return self._answer(409, b"<Error><Code>ConditionalRequestConflict</Code></Error>")
+        return self._answer(reply.status, data, reply.getheaders())
+
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
+
+    def _answer(self, status: int, data: bytes, headers: Iterable[tuple[str, str]] = ()) -> None:
+        self.send_response(status)
+        for name, value in headers:
+            if name.lower() not in ("content-length", "transfer-encoding", "connection", "date"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture
+def busy_server(s3_url) -> Iterator[tuple[str, dict[int, int]]]:
+    answers = {200: 0, 503: 0, 409: 0}
+    busy = type("Busy", (BusyServer,), {"endpoint": endpoint_of(s3_url), "answers": answers})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), busy)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", answers
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.fault("F47")
+async def test_on_a_server_that_throttles_and_answers_with_conflicts_each_task_is_claimed_once(
+    s3_url, busy_server
+):
+    endpoint, answers = busy_server
+    url = s3_url.replace(endpoint_of(s3_url), endpoint)
+    claimed: list[str] = []
+
+    async def drain(storage: Any) -> None:
+        while True:
+            try:
+                tasks = await storage.reserve(1)
+            except StorageError:
+                continue
+            if not tasks:
+                return
+            claimed.extend(task.id for task in tasks)
+            recorded = False
+            while not recorded:
+                with suppress(StorageError):
+                    recorded = all(await storage.record([success(task) for task in tasks]))
+
+    async with open_storage(s3_url) as producer:
+        await producer.enqueue_many(some_tasks("abcdef"))
+        async with open_storage(url) as first, open_storage(url) as second:
+            # A store that cannot be opened is an error, and a worker tries again.
+            answers[200] = 1
+            await asyncio.gather(drain(first), drain(second))
+            answers[200] = 0
+        tasks = await producer.list_tasks()
+
+    assert sorted(claimed) == list("abcdef")
+    assert {(task.status, task.token) for task in tasks} == {(TaskStatus.SUCCESS, 1)}
+    assert answers[503] >= 6
+    assert answers[409] >= 3
 
 
 @pytest.mark.deep

@@ -207,6 +207,33 @@ async def test_an_append_that_completes_hours_later_is_checked_before_it_is_beli
     assert await story.fleet.read() == {"a", "b", "c", "d", "late"}
 
 
+async def test_a_process_that_found_its_own_commit_below_others_does_not_commit_to_a_deleted_number(
+    story,
+):
+    """It has read the end of the log, and follows only its own commit: it is behind what it has read."""
+    await story.commit(story.asleep, "a")
+    sleeper, objects = story.fleet.processes[0], story.asleep._log._objects
+    objects._lost = 1.0
+    late = asyncio.ensure_future(story.fleet._commit(story.asleep, "late"))
+    await story.bucket.step()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert f"log/{numbered(2)}" in story.bucket.objects
+    # Its request has arrived; the reply is lost, and it notices that only when it is resumed.
+    sleeper.is_stopped = True
+    for key in "bcd":
+        await story.commit(story.awake, key)
+    story.pass_time(2 * 3600)
+    sleeper.is_stopped = False
+    await story.do(late)
+    objects._lost = 0.0
+    await story.save(story.awake)
+    assert story.logged() == []
+    await story.commit(story.asleep, "more")
+
+    assert await story.fleet.read() == {"a", "b", "c", "d", "late", "more"}
+
+
 async def test_a_read_of_a_process_that_stood_still_for_hours_is_not_taken_for_the_end(story):
     await story.commit(story.asleep, "a")
     for key in "bcd":

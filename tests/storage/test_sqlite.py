@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -18,7 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from omniq import failpoints
+from omniq import TaskQueue, failpoints
 from omniq.clock import to_micros
 from omniq.errors import DuplicateTask, LeaseLost, StorageCorrupt, StorageError
 from omniq.models import Task, TaskError, TaskResult, TaskStatus
@@ -694,6 +695,22 @@ async def test_the_storage_of_a_parent_process_is_refused_in_its_child(storage):
     assert (await storage.get_task("a")).id == "a"
 
 
+def test_a_queue_that_is_dropped_without_being_closed_leaves_no_thread(tmp_path):
+    before = set(threading.enumerate())
+    dropped = [TaskQueue(f"sqlite:///{tmp_path}/{number}.db") for number in range(3)]
+    for each in dropped:
+        each.open()
+        each.stats()
+    threads = set(threading.enumerate()) - before
+    assert len(threads) >= 6
+    del dropped, each
+    gc.collect()
+    for thread in threads:
+        thread.join(timeout=20)
+
+    assert not any(thread.is_alive() for thread in threads)
+
+
 async def test_close_ends_all_threads_and_removes_the_logs(path):
     before = threading.active_count()
     async with SQLiteStorage(path) as storage:
@@ -786,10 +803,11 @@ async def test_a_repeated_outcome_does_not_end_a_later_task_that_has_the_same_nu
     await storage.reserve(1)
     outcome = Succeeded("a", 1, TaskResult(task_id="a", status=TaskStatus.SUCCESS))
     # As after a call that was cancelled while the outcome was committed: the owner knows the row still.
-    rows = storage._engine._known._rows
-    known = dict(rows)
+    known = storage._engine._known
+    rows = dict(known._rows)
     assert await storage.record([outcome]) == [True]
-    rows.update(known)
+    known._rows.update(rows)
+    known.doubt([outcome])
     await storage.enqueue(msgspec.structs.replace(task, id="b"))
     (later,) = await storage.reserve(1)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +372,33 @@ async def test_tasks_of_a_file_store_that_was_put_back_do_not_stay_running(tmp_p
             await handle.result(timeout=20)
         stats = await queue.stats()
     assert stats.by_status[TaskStatus.RUNNING] == 0
+
+
+async def test_a_running_task_that_the_store_has_forgotten_begins_a_new_epoch(tmp_path: Path):
+    """A backup without the task is restored. The leases of SQLite are in another file, and stay."""
+    emitted: list[Event] = []
+    path, copy = tmp_path / "tasks.db", tmp_path / "copy.db"
+    async with AsyncTaskQueue(f"sqlite:///{path}?durability=os") as queue:
+        pool = queue.worker(concurrency=2, poll_interval=0.05, lease=LEASE)
+        pool.events.subscribe(emitted.append, kinds=(StoreRestored, LeaseLoss))
+        async with pool:
+            with closing(sqlite3.connect(path)) as before, closing(sqlite3.connect(copy)) as after:
+                before.backup(after)
+            await queue.enqueue(tasks.waits_for_cancel)
+            await until(lambda: tasks.starts)
+            with closing(sqlite3.connect(copy)) as before, closing(sqlite3.connect(path)) as after:
+                before.backup(after)
+            await until(tasks.stopped.is_set)
+            await until(lambda: emitted)
+            again = await queue.enqueue(tasks.good_in_the_loop, 7)
+            assert await again.result(timeout=20) == 7
+            task = await queue.get_task(again.id)
+            problems = (await queue.health()).problems
+
+    assert [type(event) for event in emitted] == [StoreRestored, LeaseLoss]
+    assert task is not None
+    assert task.token > 2**21
+    assert any("went back" in problem for problem in problems)
 
 
 class Fleet:

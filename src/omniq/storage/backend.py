@@ -72,6 +72,10 @@ class Moved(Exception):
     """What a section has read was changed by others before its write. Nothing was written."""
 
 
+class PerhapsWritten(Moved):
+    """The reply to a write was lost. What was written is recognized when it is read again."""
+
+
 class CommitUnknown(StorageError):
     """The connection was lost during a commit: it may have been made or not."""
 
@@ -261,13 +265,14 @@ class FastReply(msgspec.Struct, frozen=True):
     `rows` are the claimed rows, in claim order; None when nothing was claimed, because some outcomes were
     missed or because the claim needs the rules. `is_partial`: the rest of the claim needs them. `is_behind`:
     nothing was claimed, because the row of the claim's witness, or one that was enqueued later under its id,
-    has a lower token.
+    has a lower token. `is_repeated`: the reply to a first try was lost, which may have recorded the outcomes.
     """
 
     missed: frozenset[str] = frozenset()
     rows: list[Row] | None = None
     is_behind: bool = False
     is_partial: bool = False
+    is_repeated: bool = False
 
 
 class FastPath(Protocol):

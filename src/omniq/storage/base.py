@@ -327,7 +327,8 @@ class BaseStorage(Flows):
         """`enqueue_many` as a part of the transaction that the caller has open on `connection`.
 
         N1. The tasks exist once the caller commits, and never existed if the caller rolls back.
-        N2. What `enqueue_many` refuses is refused, and the transaction stays usable as it was.
+        N2. What `enqueue_many` refuses is refused, and the transaction stays usable as it was. Tasks of other
+            transactions that are still open do not count against `max_pending`.
         N3. A connection of another kind, to another store, or in autocommit mode, raises
             `InvalidTask`; so does a backend whose `capabilities` have no transactions.
         """
@@ -368,7 +369,8 @@ class BaseStorage(Flows):
         C17. A claim takes only tasks of functions that `runnable` accepts (None: all); all others
             wait, uncharged, and cost it nothing.
         C18. A row with a lower token than this owner was given for it shows that the store went back, to a
-            claim and to an outcome: `StoreWentBack`. No token is given to one owner twice.
+            claim and to an outcome: `StoreWentBack`. So does a missing row of a task that this owner holds,
+            to its outcome. No token is given to one owner twice.
         """
         _, claimed = await self.record_and_reserve(
             (), limit, now, queues=queues, claim_id=claim_id, runnable=runnable

@@ -25,7 +25,9 @@ _order = attrgetter("order")
 class Claimed(msgspec.Struct):
     """What a step claimed. `is_partial`: it made as many moves as it may, so another step goes on.
 
-    `has_released`: rows have become claimable that waited for others. `went_back`: it did nothing, because a row has a lower token than this owner was given for it.
+    `has_released`: rows have become claimable that waited for others. `went_back`: it did nothing, because a row has a
+    lower token than this owner was given for it. `is_missing`: it did nothing, because a row is missing that this
+    owner holds, unless the row was taken from it.
     """
 
     rows: list[Row] = []
@@ -33,6 +35,7 @@ class Claimed(msgspec.Struct):
     is_partial: bool = False
     has_released: bool = False
     went_back: bool = False
+    is_missing: bool = False
 
 
 class Claimer:

@@ -37,6 +37,7 @@ from omniq.storage.backend import (
     FastPath,
     Lease,
     Moved,
+    PerhapsWritten,
     Section,
 )
 from omniq.storage.claim import Claimed, Claimer, wanted_by
@@ -204,10 +205,15 @@ class Engine(FlowEngine):
         if claim is not None:
             witness, runnable = self._given.witness(met), self._runnable(claim.runnable)
             claim = msgspec.structs.replace(claim, witness=witness, runnable=runnable)
-        if fast_path is None:
-            recorded, claimed = await self._by_rules(owner, outcomes, claim)
-        else:
-            recorded, claimed = await self._by_fast_path(fast_path, owner, outcomes, claim)
+        self._known.send(outcomes)
+        try:
+            if fast_path is None:
+                recorded, claimed = await self._by_rules(owner, outcomes, claim)
+            else:
+                recorded, claimed = await self._by_fast_path(fast_path, owner, outcomes, claim)
+        except BaseException:
+            self._known.doubt(outcomes)
+            raise
         # A late reply to an owner that was fenced meanwhile says nothing: its tasks may run again here.
         is_current = owner == self._identity.owner
         if claimed.went_back or (is_current and self._given.add(claimed.rows)):
@@ -271,12 +277,14 @@ class Engine(FlowEngine):
         claimed.rows, rest = reply.rows or [], None
         if claim is not None and (reply.rows is None or reply.is_partial):
             rest = msgspec.structs.replace(claim, limit=claim.limit - len(claimed.rows))
+        if reply.is_repeated:
+            self._known.doubt(outcomes)
         if reply.missed or rest is not None:
             missed = [
                 number for number, outcome in enumerate(outcomes) if outcome.task_id in reply.missed
             ]
             answers, by_rules = await self._by_rules(
-                owner, [outcomes[number] for number in missed], rest
+                owner, [outcomes[number] for number in missed], rest, within=outcomes
             )
             for number, answer in zip(missed, answers, strict=True):
                 recorded[number] = answer
@@ -286,23 +294,40 @@ class Engine(FlowEngine):
         return recorded, claimed
 
     async def _by_rules(
-        self, owner: str, outcomes: Sequence[Outcome], claim: Claim | None
+        self,
+        owner: str,
+        outcomes: Sequence[Outcome],
+        claim: Claim | None,
+        within: Sequence[Outcome] | None = None,
     ) -> tuple[list[bool], Claimed]:
+        """Record and claim in a section. The outcomes are `within` those of the call."""
         known = self._known.claimed(owner, outcomes)
+        within = outcomes if within is None else within
 
         async def record_and_claim(section: Section) -> tuple[list[bool], Claimed]:
             nonlocal known
             # When the step is begun again, the rows may have changed.
             rows, known = known, []
-            return await self._record_and_claim(section, owner, outcomes, claim, rows)
+            try:
+                return await self._record_and_claim(section, owner, outcomes, claim, rows, within)
+            except PerhapsWritten:
+                self._known.doubt(within)
+                raise
 
-        recorded, claimed = await self._transact(
-            record_and_claim, claims_as=None if claim is None else owner
-        )
+        claims_as = None if claim is None else owner
+        recorded, claimed = await self._transact(record_and_claim, claims_as=claims_as)
+        if claimed.is_missing:
+            # While its lease is valid, nothing is taken from an owner.
+            lease = await self._lease_of(owner)
+            if lease is not None and lease.is_live:
+                claimed.went_back = True
+                return recorded, claimed
+            self._known.doubt(within)
+            recorded, claimed = await self._transact(record_and_claim, claims_as=claims_as)
         while claim is not None and claimed.is_partial and len(claimed.rows) < claim.limit:
             rest = msgspec.structs.replace(claim, limit=claim.limit - len(claimed.rows))
             _, more = await self._transact(
-                lambda section, rest=rest: self._record_and_claim(section, owner, (), rest, ()),  # type: ignore[misc]
+                lambda section, rest=rest: self._record_and_claim(section, owner, (), rest, (), ()),  # type: ignore[misc]
                 claims_as=owner,
             )
             claimed = Claimed(
@@ -321,6 +346,7 @@ class Engine(FlowEngine):
         outcomes: Sequence[Outcome],
         claim: Claim | None,
         known: Sequence[Row],
+        within: Sequence[Outcome],
     ) -> tuple[list[bool], Claimed]:
         unchanged = await section.begin(owner, known, claim)
         step = self._step(section)
@@ -335,10 +361,15 @@ class Engine(FlowEngine):
         witness = None if claim is None or self.backend.fast_path is not None else claim.witness
         if witness is not None:
             token = await section.live_token(witness.id)
-            if token is not None and token < witness.token:
+            if token is None:
+                claimed.is_missing = self._known.is_certain(owner, witness.id, witness.token)
+            elif token < witness.token:
                 step.behind += [each.row for each in (await section.load([witness.id])).values()]
-        if any(map(self._is_behind, step.behind)):
-            claimed.went_back = True
+        claimed.went_back = any(map(self._is_behind, step.behind))
+        claimed.is_missing = claimed.is_missing or any(
+            self._known.is_certain(owner, each.task_id, each.token, within) for each in step.missing
+        )
+        if claimed.went_back or claimed.is_missing:
             return recorded, claimed
         if claim is not None:
             section.claim_id = claim.claim_id
@@ -394,6 +425,7 @@ class Engine(FlowEngine):
 
         def finish() -> Callable[[Section], Awaitable[None]]:
             outcomes.append(success())
+            self._known.doubt(outcomes)
             return record
 
         try:

@@ -22,6 +22,11 @@ class KnownRows:
     def __init__(self) -> None:
         self._owner = ""
         self._rows: dict[str, Row] = {}
+        self._attached: dict[str, int] = {}
+        """The tokens of the rows whose outcomes are decided by what is stored beside them."""
+        self._sent: dict[int, Sequence[Outcome]] = {}
+        self._doubtful: set[tuple[str, int]] = set()
+        """Claims of which a call without a reply may have recorded the outcome."""
 
     def claimed(self, owner: str, outcomes: Iterable[Outcome]) -> list[Row]:
         """The rows of these outcomes, as this owner has claimed them, as far as they are known."""
@@ -31,6 +36,35 @@ class KnownRows:
             for outcome in outcomes
             if (row := known.get(outcome.task_id)) is not None and row.token == outcome.token
         ]
+
+    def is_certain(
+        self, owner: str, task_id: str, token: int, within: Sequence[Outcome] = ()
+    ) -> bool:
+        """Whether the store has the row, unless it went back or others have taken the row from this owner.
+
+        So it is while no outcome of this claim was sent, except `within` the call that asks.
+        """
+        if owner != self._owner or (task_id, token) in self._doubtful:
+            return False
+        row = self._rows.get(task_id)
+        if token != (self._attached.get(task_id) if row is None else row.token):
+            return False
+        return not any(
+            each.task_id == task_id
+            for outcomes in self._sent.values()
+            if outcomes is not within
+            for each in outcomes
+        )
+
+    def send(self, outcomes: Sequence[Outcome]) -> None:
+        """Note that a call is to record these outcomes; `update` or `doubt` ends it."""
+        if outcomes:
+            self._sent[id(outcomes)] = outcomes
+
+    def doubt(self, outcomes: Sequence[Outcome]) -> None:
+        """Note outcomes that may have been recorded by a call that has no reply."""
+        self._sent.pop(id(outcomes), None)
+        self._doubtful.update((outcome.task_id, outcome.token) for outcome in outcomes)
 
     def plan(
         self,
@@ -77,11 +111,15 @@ class KnownRows:
                     changes.documents += release_unique_key(row, now)
         return changes
 
-    def update(self, owner: str, outcomes: Iterable[Outcome], claimed: Iterable[Row]) -> None:
+    def update(self, owner: str, outcomes: Sequence[Outcome], claimed: Sequence[Row]) -> None:
         """Remove the rows whose outcomes were recorded, and add those that were claimed."""
         if owner != self._owner:
             # The tasks of an earlier owner have been given back.
             self._owner, self._rows = owner, {}
+            self._attached, self._doubtful = {}, set()
+        self._sent.pop(id(outcomes), None)
+        if self._attached or self._doubtful:
+            self._forget(outcomes)
         rows = self._rows
         for outcome in outcomes:
             row = rows.get(outcome.task_id)
@@ -89,4 +127,13 @@ class KnownRows:
             if row is not None and row.token == outcome.token:
                 del rows[outcome.task_id]
         # The outcomes of all others are decided by what is stored beside their rows.
-        rows.update({row.id: row for row in claimed if not row.attached})
+        known = {row.id: row for row in claimed if not row.attached}
+        rows.update(known)
+        if len(known) < len(claimed):
+            self._attached.update({row.id: row.token for row in claimed if row.attached})
+
+    def _forget(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            self._doubtful.discard((outcome.task_id, outcome.token))
+            if self._attached.get(outcome.task_id) == outcome.token:
+                del self._attached[outcome.task_id]

@@ -49,6 +49,8 @@ class Step:
         self._ends: Ends | None = None
         self.behind: list[Row] = []
         """Rows with a lower token than an outcome: they were enqueued again, or the store went back."""
+        self.missing: list[Outcome] = []
+        """Outcomes of which the store has neither the task nor a record of its end."""
         self._encode_finish = encode_finish
         self._seals = seals
         self._pend_hook = pend_hook
@@ -175,7 +177,10 @@ class Step:
         if ended is not None:
             has_record = ended.letter is not None or ended.row.result_ttl > 0
             return has_record and row_rules.was_recorded(ended.row, outcome)
-        return record is not None and row_rules.was_recorded(record.row, outcome)
+        if record is None:
+            self.missing.append(outcome)
+            return False
+        return row_rules.was_recorded(record.row, outcome)
 
     def release(self, row: Row) -> None:
         """Give back a row that its owner releases by ending its lease, charged nothing.

@@ -64,12 +64,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 class Holder(msgspec.Struct, frozen=True):
     """An owner, and what it knows of its lease: the store's epoch, and the beat of its last renewal.
 
-    An owner without a lease has the beat 0; its epoch is the highest that it has met.
+    An owner without a lease has the beat 0; its epoch is the highest that it has met. `claims`: how many of its
+    calls have claimed, in a store that counts them.
     """
 
     owner: str
     epoch: int = 0
     beat: int = 0
+    claims: int = 0
 
 
 class Renewal(msgspec.Struct, frozen=True):
@@ -177,6 +179,8 @@ class Identity:
         """The epoch of the lease."""
         self.beat = 0
         """The beat of the last renewal; 0 before the first one."""
+        self.claims = 0
+        """How many calls of this owner have claimed, in a store that counts them."""
         self.claims_from = 0
         """Boot-clock microseconds before which this object claims nothing."""
         self.may_have_hook: Callable[[str], bool] = _may_have_hook
@@ -184,7 +188,8 @@ class Identity:
 
     def start(self, owner: str, now: int) -> None:
         """Become `owner`, without a lease."""
-        self.owner, self.started_at, self.lease_until, self.beat = owner, now, 0, 0
+        self.owner, self.started_at, self.lease_until = owner, now, 0
+        self.beat = self.claims = 0
 
     def replace(self, fenced: str, owner: str, now: int) -> None:
         """Become `owner`, unless a sibling has already replaced the `fenced` owner."""
@@ -197,7 +202,8 @@ class Identity:
         with self._lock:
             if self.owner not in ("", owner):
                 return Holder(owner, -1)
-            return Holder(owner, self.lease_epoch if self.beat else self.epoch, self.beat)
+            epoch = self.lease_epoch if self.beat else self.epoch
+            return Holder(owner, epoch, self.beat, self.claims)
 
     def meet(self, epoch: int) -> None:
         """Note the store's epoch."""
@@ -210,6 +216,12 @@ class Identity:
         with self._lock:
             if self.owner == owner:
                 self.lease_epoch, self.beat = epoch, max(self.beat, beat)
+
+    def count_claims(self, owner: str, claims: int) -> None:
+        """Note how many calls of the owner have claimed, if that is still the current owner."""
+        with self._lock:
+            if self.owner == owner:
+                self.claims = max(self.claims, claims)
 
     def trust(self, owner: str, until: int) -> None:
         """Note the lease that the store granted to `owner`, if that is still the current owner."""

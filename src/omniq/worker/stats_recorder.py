@@ -129,7 +129,11 @@ class StatsRecorder:
             line.left -= 1
         elif self._history is not None:
             self._history.ran(task, seconds, outcome)
-        if self._events.active or (self.hooks is not None and self.hooks.has_hook(task.func_path)):
+        is_reported = self._events.active
+        if is_reported and type(outcome) is Succeeded and self._events.task_lines is None:
+            # Most runs succeed, and a log without their lines leaves nothing to report.
+            is_reported = self._events.wants(events.TaskSucceeded)
+        if is_reported or (self.hooks is not None and self.hooks.has_hook(task.func_path)):
             self._unreported[task.id, task.token] = (task, seconds, stop_reason)
 
     def not_started(self, task: Task) -> None:

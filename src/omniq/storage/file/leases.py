@@ -28,6 +28,10 @@ _NAME = re.compile(
 _OTHER_FILES = (".info", ".resting")
 """The endings of an owner's other files: its `WorkerInfo`, and the mark that it is paused."""
 
+_OTHER = re.compile(r"([A-Za-z0-9_-]{1,64})\.(?:info|resting)")
+_WRITING = 60 * 10**9
+"""Nanoseconds for which a program that restores the folder may be writing a file."""
+
 _FENCED = re.compile(r"([A-Za-z0-9_-]{1,64})\.(\d{1,16})\.(\d{1,16})\.fenced")
 _FENCE_RETENTION = 86_400_000_000
 """Microseconds for which a fence is stored at least: longer than any request can be delayed."""
@@ -192,15 +196,24 @@ class Leases:
         return None
 
     def remove_leftovers(self) -> None:
-        """Remove the other files of owners that have no lease, and old fences."""
+        """Remove the other files of owners that have no lease, and old fences.
+
+        Not of other programs: one that puts the folder back writes drafts under names of its own, and files that
+        it has yet to rename or to give their times.
+        """
         alive = self.all()
         old = self._clock.micros() - _FENCE_RETENTION
         for name in self._disk.names("leases"):
             fence = _FENCED.fullmatch(name)
             if fence is not None and int(fence[3]) < old:
                 self._disk.remove_quietly(f"leases/{name}")
-            owner = name.removesuffix(_OTHER_FILES[0]).removesuffix(_OTHER_FILES[1])
-            if owner != name and owner not in alive and self.of(owner) is None:
+            other = _OTHER.fullmatch(name)
+            if (
+                other is not None
+                and other[1] not in alive
+                and self._disk.is_older(f"leases/{name}", _WRITING, self._disk.disk_time())
+                and self.of(other[1]) is None
+            ):
                 self._disk.remove_quietly(f"leases/{name}")
 
     def _boot(self) -> str:

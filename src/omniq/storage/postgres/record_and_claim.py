@@ -90,8 +90,8 @@ class PostgresFastPath:
             encoding.leaving([*[each.row for each in ended], *updated]),
         )
         if claim is None:
-            _, missed = await self._call(owner, *outcomes, None, is_repeat=False)
-            return FastReply(frozenset(line["id"] for line in missed))
+            _, missed, is_repeated = await self._call(owner, *outcomes, None, is_repeat=False)
+            return FastReply(frozenset(line["id"] for line in missed), is_repeated=is_repeated)
         return await self._record_and_claim(owner, outcomes, claim)
 
     async def _record_and_claim(
@@ -107,14 +107,17 @@ class PostgresFastPath:
             claim_id = claim.claim_id or self.new_claim_id()
             rest = msgspec.structs.replace(claim, limit=claim.limit - len(rows))
             request = encoding.claim(rest, wanted, name=claim_id, beat=beat)
-            report, lines = await self._call(owner, *outcomes, request, is_repeat=is_repeat)
+            report, lines, is_repeated = await self._call(
+                owner, *outcomes, request, is_repeat=is_repeat
+            )
             state = report["seq"]
             outcomes = _NOTHING_ENDED
             match state:
                 case _State.LEASE_LOST:
                     raise LeaseLost(owner)
                 case _State.OUTCOMES_NOT_MATCHED:
-                    return FastReply(frozenset(line["id"] for line in lines))
+                    missed = frozenset(line["id"] for line in lines)
+                    return FastReply(missed, is_repeated=is_repeated)
                 case _State.CLAIMED_BEFORE:
                     lines = await self._statements.fetch(_CLAIMED, owner, claim_id)
                     rows += [encoding.row_from(line) for line in lines]
@@ -140,18 +143,22 @@ class PostgresFastPath:
                     row.gates = row.gates or encoding.gates_in(gates)
         return rows
 
-    async def _call(self, owner: str, *parameters: Any, is_repeat: bool) -> tuple[Any, list[Any]]:
-        """The first line of the reply, and the others."""
+    async def _call(
+        self, owner: str, *parameters: Any, is_repeat: bool
+    ) -> tuple[Any, list[Any], bool]:
+        """The first line of the reply, the others, and whether the reply to a first try was lost."""
         parameters = (owner, given_time(self._clock), *parameters)
         call, sent_at = self._statements.call_once, self._clock.boot_micros()
         try:
             report, *lines = await call("record_outcomes_and_claim", *parameters, is_repeat)
+            is_repeated = False
         except ReplyLost:
             # The token shows whether an outcome was recorded, the claim's name what was claimed.
             sent_at = self._clock.boot_micros()
             report, *lines = await call("record_outcomes_and_claim", *parameters, True)
+            is_repeated = True
         observe(self._clock, report["turn"], sent_at=sent_at)
-        return report, lines
+        return report, lines, is_repeated
 
     def claim_ended(self, claim: Claim, count: int, next_due: int | None) -> None:
         """Note that a claim got that many tasks, also one by the rules."""

@@ -17,8 +17,8 @@ from omniq.storage.backend import (
     Changes,
     Document,
     DocumentQuery,
-    Moved,
     Order,
+    PerhapsWritten,
     Record,
     Section,
     Wanted,
@@ -275,9 +275,8 @@ class PostgresSection(Section):
             return await self._call_write(parameters)
         except ReplyLost:
             if not changes.claimed:
-                # What was written already is recognized when it is read again.
                 if _is_repeatable(changes):
-                    raise Moved from None
+                    raise PerhapsWritten from None
                 raise
         # The name of the claim shows whether the call was made. Earlier steps may have the same name.
         ids = [row.id for row in changes.claimed]

@@ -239,10 +239,13 @@ class RedisBackend(Backend):
             "" if witness is None else witness.id,
             0 if witness is None else witness.token,
             encoding.limits_of([*(each.row for each in changes.ended), *changes.updated]),
+            holder.claims,
         )
         if reply == b"lost":
             raise LeaseLost(owner)
-        _, missed, claimed, left, event = reply
+        _, missed, claimed, left, event, claims = reply
+        if claims != b"":
+            self.identity.count_claims(owner, int(claims))
         if left == _NOTHING and claim is not None:
             self.set_next_event(event)
         ids = frozenset(task_id.decode() for task_id in missed)
@@ -397,7 +400,13 @@ class RedisBackend(Backend):
     @_checks_replies
     async def renew(self, info: WorkerInfo, length: int, holder: Holder) -> LeaseReply:
         reply = await self.run(
-            "renew", info.id, length, raw(encode_internal(info)), holder.epoch, holder.beat
+            "renew",
+            info.id,
+            length,
+            raw(encode_internal(info)),
+            holder.epoch,
+            holder.beat,
+            holder.claims,
         )
         _, epoch, beat, store, paused, *held_places = reply
         if not paused:

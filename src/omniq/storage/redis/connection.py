@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -37,6 +38,7 @@ _CONNECT_WAIT_SECONDS = 10.0
 
 _REPLY_SECONDS = 10.0
 _READ_SIZE = 1 << 16
+_REFUSALS = (UnknownService, ssl.SSLCertVerificationError)
 _INCOMPLETE = object()
 
 # A peer that has vanished without closing the connection is noticed after some 25 seconds.
@@ -286,9 +288,10 @@ class ServerConnection:
         text = self._without_passwords(text)
         if isinstance(error, hiredis.ReplyError):
             return error_of(text, str(error), has_worked=self.has_worked)
-        if isinstance(error, UnknownService) and not self.has_worked:
+        text += network_advice(error)
+        if isinstance(error, _REFUSALS) and not self.has_worked:
             return StorageRefused(text)
-        return ConnectionLost(text + network_advice(error), was_sent=was_sent)
+        return ConnectionLost(text, was_sent=was_sent)
 
     def _without_passwords(self, text: str) -> str:
         # Some servers repeat a command that they did not understand.

@@ -85,6 +85,7 @@ class RedisSection(Section):
             (claim.limit, due_by, *self._backend.claim_arguments(claim.queues, claim.runnable)),
             holder.epoch,
             holder.beat,
+            holder.claims,
         )
         if reply == b"lost":
             raise LeaseLost(self._owner)

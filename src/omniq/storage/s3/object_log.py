@@ -60,7 +60,7 @@ class S3Log(Log):
         except Trimmed:
             # No other process would read the object that was just created.
             return False
-        self._trimming.prove(began_at)
+        self._trimming.prove(began_at, number)
         self._refresh_clock(name, began_at)
         return True
 
@@ -82,7 +82,7 @@ class S3Log(Log):
             at_once = 1 if is_first else min(_MOST_AT_ONCE, at_once * 2)
             is_first = False
         await self._trimming.check(first)
-        self._trimming.prove(began_at)
+        self._trimming.prove(began_at, first + len(found) - 1)
         return found
 
     async def load_snapshot(self) -> tuple[int, bytes] | None:

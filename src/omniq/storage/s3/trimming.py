@@ -7,7 +7,8 @@ take it for the end of the log, and create a commit there that no other process 
    after `floor/<n>` was written, which says that all numbers up to n may have been deleted.
 2. A read or an append in the last 15 minutes proves that a process knows the end of the log. The time is that of
    the boot clock, which also counts while the machine is suspended. Commits after that end are younger than the
-   proof, so none of them can have been deleted.
+   proof, so none of them can have been deleted. Those up to that end may have been, also if the process has not
+   followed them: a process that looks only for its own commit is behind what it has read.
 3. Without such a proof, the result of a read or an append is valid only if the floor, read afterwards, is below
    its number. This includes an append that began with a proof and completed without one.
 
@@ -53,6 +54,7 @@ class Trimming:
         self._kept_for = kept_for
         self._proof_for = kept_for // 4
         self._proved_at: int | None = None
+        self._proved_end = 0
         self._trimmed_at: int | None = None
 
     # Proof
@@ -61,9 +63,9 @@ class Trimming:
         """Drop the proof: the state is loaded again."""
         self._proved_at = None
 
-    def prove(self, began_at: int) -> None:
+    def prove(self, began_at: int, end: int) -> None:
         """Record that a request has shown the end of the log. It began at `began_at` of the boot clock."""
-        self._proved_at = began_at
+        self._proved_at, self._proved_end = began_at, end
 
     async def check(self, number: int) -> None:
         """Call after a request that found or created that number, or did not find it.
@@ -72,6 +74,7 @@ class Trimming:
         """
         if (
             self._proved_at is not None
+            and number > self._proved_end
             and self._clock.boot_micros() - self._proved_at <= self._proof_for
         ):
             return

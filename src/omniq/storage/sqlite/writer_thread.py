@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
@@ -35,6 +36,10 @@ class Job:
         self.error: BaseException | None = None
 
 
+_Item = Job | asyncio.Future[None] | None
+"""A job, the future of `close`, or None when the object is dropped without being closed."""
+
+
 class ConnectionThread:
     """Runs jobs on one connection, in one thread, in the order in which they were submitted.
 
@@ -50,7 +55,7 @@ class ConnectionThread:
         self._name = name
         self._database = database
         self._connect = connect
-        self._jobs: queue.SimpleQueue[Job | asyncio.Future[None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_closed = False
@@ -68,10 +73,17 @@ class ConnectionThread:
             self._jobs.put(Job(work, future))
             if self._thread is None:
                 # A daemon, so that a storage that was not closed does not keep the process alive.
-                name = f"omniq-sqlite-{self._name}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                self._thread = self._start()
         return future
+
+    def _start(self) -> threading.Thread:
+        # The thread keeps no reference, so that it ends with a storage that is dropped without being closed.
+        arguments = (weakref.ref(self), self._jobs)
+        name = f"omniq-sqlite-{self._name}"
+        thread = threading.Thread(target=_run, args=arguments, name=name, daemon=True)
+        weakref.finalize(self, self._jobs.put, None).atexit = False
+        thread.start()
+        return thread
 
     async def close(self) -> None:
         """Finish the submitted jobs, close the connection and end the thread."""
@@ -84,29 +96,24 @@ class ConnectionThread:
         await ended
         thread.join()
 
-    def _run(self) -> None:
-        # The connection is a local variable of the thread. A forked child has no such thread, so
-        # it never closes the parent's connection.
-        connection: Connection | None = None
-        ended: asyncio.Future[None] | None = None
-        while ended is None:
-            jobs, ended = self._collect()
-            if jobs:
-                connection = self._run_batch(connection, jobs)
-                _deliver_all(jobs)
-                # So that large results are freed before the next batch arrives.
-                del jobs
-                if connection is not None:
-                    self._after_batch(connection)
-        if connection is not None:
-            connection.close()
-        deliver(ended, None)
+    def _serve(
+        self, connection: Connection | None, job: _Item
+    ) -> tuple[Connection | None, asyncio.Future[None] | None]:
+        """Run the job, and all that are waiting; returns the connection, and the future of `close`, if called."""
+        jobs, ended = self._collect(job)
+        if jobs:
+            connection = self._run_batch(connection, jobs)
+            _deliver_all(jobs)
+            # So that large results are freed before the next batch arrives.
+            del jobs, job
+            if connection is not None:
+                self._after_batch(connection)
+        return connection, ended
 
-    def _collect(self) -> tuple[list[Job], asyncio.Future[None] | None]:
-        """Wait for a job and return all that are waiting; and the future of `close`, if called."""
+    def _collect(self, job: _Item) -> tuple[list[Job], asyncio.Future[None] | None]:
+        """The job, and all that are waiting; and the future of `close`, if called."""
         jobs: list[Job] = []
         while True:
-            job = self._jobs.get()
             if not isinstance(job, Job):
                 return jobs, job
             # A job whose awaiter was cancelled already is not run.
@@ -114,6 +121,7 @@ class ConnectionThread:
                 jobs.append(job)
             if len(jobs) == self._max_jobs or self._jobs.empty():
                 return jobs, None
+            job = self._jobs.get()
 
     def _run_batch(self, connection: Connection | None, jobs: list[Job]) -> Connection | None:
         """Run the jobs in one transaction; every job has its result or its error afterwards."""
@@ -151,6 +159,24 @@ class ConnectionThread:
 
     def _after_batch(self, connection: Connection) -> None:
         """Called after each batch, when its results have been delivered."""
+
+
+def _run(served: weakref.ref[ConnectionThread], jobs: queue.SimpleQueue[_Item]) -> None:
+    # The connection is a local variable of the thread. A forked child has no such thread, so
+    # it never closes the parent's connection.
+    connection: Connection | None = None
+    ended: asyncio.Future[None] | None = None
+    while ended is None:
+        job = jobs.get()
+        thread = served()
+        if thread is None or job is None:
+            break
+        connection, ended = thread._serve(connection, job)
+        del thread, job
+    if connection is not None:
+        connection.close()
+    if ended is not None:
+        deliver(ended, None)
 
 
 class WriterThread(ConnectionThread):

@@ -6,6 +6,7 @@ ever had, which is the same to both.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
@@ -13,15 +14,21 @@ import msgspec
 import pytest
 
 from omniq.clock import seconds_to_micros
-from omniq.errors import LeaseLost, StorageRefused, StoreWentBack
+from omniq.errors import DuplicateTask, LeaseLost, StorageRefused, StoreWentBack
 from omniq.models import Schedule, TaskError, TaskResult, TaskStatus
-from omniq.outcomes import Succeeded
+from omniq.outcomes import Retried, Succeeded
 from omniq.serialization import encode_internal
 from omniq.storage import engine, incarnation
-from omniq.storage.backend import ANY, Changes, DocumentChange, Section
+from omniq.storage.backend import ANY, Changes, DocumentChange, Ended, Section
 from omniq.storage.base import BaseStorage
 from omniq.storage.incarnation import STORE, StoreRecord
-from omniq.storage.row_rules import FORMAT, WENT_BACK, first_token
+from omniq.storage.row_rules import (
+    FORMAT,
+    WENT_BACK,
+    finish_cancelled,
+    finished_row,
+    first_token,
+)
 from omniq.testing.builders import a_task
 from omniq.testing.clock import ManualClock
 from omniq.testing.contract._suite import (
@@ -42,6 +49,19 @@ async def _forget_claim(storage: BaseStorage, task_id: str) -> None:
         row = (await section.load([task_id], bodies=True))[task_id].row
         row.status, row.owner, row.token, row.started_at = TaskStatus.PENDING, None, 0, 0
         await section.write(Changes(updated=[row]))
+
+    await storage._engine._transact(forget)
+
+
+async def _forget_task(storage: BaseStorage, task_id: str) -> None:
+    """Have the store forget that the task was ever enqueued."""
+
+    async def forget(section: Section) -> None:
+        row = (await section.load([task_id], bodies=True))[task_id].row
+        finish = finish_cancelled(row, section.now, "forgotten")
+        finished = finished_row(row, finish, b"", section.now)
+        finished.row.result_ttl = 0
+        await section.write(Changes(ended=[Ended(finished)]))
 
     await storage._engine._transact(forget)
 
@@ -329,6 +349,51 @@ class IncarnationContract(ContractPart):
 
         # A store may have recorded the other outcome, whose claim it knows.
         assert ids(await storage.reserve(1)) == ["a"]
+
+    @promise("C18")
+    async def test_an_outcome_shows_that_the_store_has_forgotten_its_task(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue_many([a_task("a"), a_task("b")])
+        first, other = await storage.reserve(2)
+        await _forget_task(storage, "a")
+        with pytest.raises(StoreWentBack):
+            await storage.record([_success("a", first.token), _success("b", other.token)])
+
+        assert await _epoch(storage) > 0
+        with suppress(DuplicateTask):
+            await storage.enqueue(a_task("b"))
+        assert all(task.token > other.token for task in await storage.reserve(2))
+
+    @promise("C18")
+    async def test_the_next_outcome_of_a_task_with_history_shows_it_too(
+        self, storage: BaseStorage
+    ) -> None:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        error = TaskError("no", error_type="E")
+        await storage.record([Retried("a", task.token, error, eta=storage.clock.now())])
+        task = await claim_one(storage)
+        await _forget_task(storage, "a")
+        with pytest.raises(StoreWentBack):
+            await storage.record([_success("a", task.token)])
+
+    @promise("C18", "R2", "R3")
+    async def test_a_task_that_ended_without_a_record_is_no_sign_that_the_store_went_back(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        other = await open_another()
+        await storage.enqueue_many([a_task("a", result_ttl=0), a_task("b", result_ttl=0)])
+        late, ended = await storage.reserve(2)
+        await storage.record([_success(ended.id, ended.token)])
+        await storage.record([_success(ended.id, ended.token)])
+        clock.advance(LEASE)
+        await other.give_back_abandoned()
+        again = await claim_one(other)
+        assert await other.record([_success(again.id, again.token)]) == [True]
+
+        assert await storage.record([_success(late.id, late.token)]) == [False]
+        assert await _epoch(storage) == 0
 
     @promise("C18", "E2")
     async def test_a_task_that_is_enqueued_again_under_its_id_is_another_one(

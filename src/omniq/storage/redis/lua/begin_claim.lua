@@ -2,14 +2,14 @@
 -- uses: request writes wakeups places heads lanes task_sets rows held documents lease candidates first_rows
 -- request   3 owner, 4 how many gates that are due, 5 names of other gates, 6 the claim: { limit, due by or
 --           '', queues or 0, runnable (see lib/candidates), channel or '', interest }; 7 the epoch and 8 the
---           beat of the owner's lease, as the owner knows it
+--           beat of the owner's lease, 9 how many of its calls have claimed, as the owner knows them
 -- returns   'lost' when the owner has no such lease; else now; the paused queues; name and value of each gate
 --           that is due; the suspects that the owner holds; whether the first rows could not be read, because
 --           too many come due; the next event; the first rows; name and value ('' if there is none) of the
 --           other gates and of those of the rows
 local owner, names = request[3], request[5]
 local limit, due_by, queues, runnable, channel, interest = unpack(request[6])
-if not has_lease(owner, request[7], request[8]) then return 'lost' end
+if not has_lease(owner, request[7], request[8], request[9]) then return 'lost' end
 if due_by == '' then due_by = now_stamp end
 
 local function with_values(found)

@@ -15,6 +15,6 @@ if beat then
   redis.call('EXPIRE', KEYS.fences, FENCE_SECONDS)
 end
 redis.call('ZREM', KEYS.leases, owner)
-redis.call('HDEL', KEYS.workers, owner)
+redis.call('HDEL', KEYS.workers, owner, owner .. '#')
 redis.call('HDEL', KEYS.idle, request[5])
 return 1

@@ -3,21 +3,22 @@
 -- request   3 owner, 4 groups of endings (see lib/endings), 5 other outcomes, 6 unique keys that end with their tasks
 --           (see lib/documents), 7 what to claim or 0, 8 the epoch and 9 the beat of the owner's lease, as
 --           the owner knows it, 10 the id or '' and 11 the token of the owner's newest claim, 12 the limits
---           of the rows with outcomes: { key, kind, size, span, id, token, id, token, … }
+--           of the rows with outcomes: { key, kind, size, span, id, token, id, token, … }, 13 how many calls
+--           of the owner have claimed, as it knows
 --           an outcome is { id, token, new place, state }
 --           the claim is { limit, due by or '', queues or 0, runnable (see lib/candidates), claim id,
 --           channel or '', interest, whether the caller chose the claim id }
 -- returns   'lost' when the owner has no lease and wants to claim; else now, the ids of rows that have
 --           changed since they were claimed, the claimed rows, what is left to claim (NOTHING; SOME if this
 --           took as long as one call may; BY_RULES if the rest needs the rules; or IS_BEHIND if the newest claim has a lower token
---           now), and the next event
+--           now), the next event, and how many calls of the owner have claimed, '' if this one has not
 local NOTHING, SOME, BY_RULES, IS_BEHIND = 0, 1, 2, 3
 local MAX_MOVES = 1000 -- rows that one call parks and claims, about
 local LARGEST_PAGE = 500
 
 local owner, groups, outcomes, keys, wanted, limits = request[3], request[4], request[5], request[6], request[7], request[12]
 local first_token = request[8] * 2097152 -- of the epoch
-if wanted ~= 0 and not has_lease(owner, request[8], request[9]) then return 'lost' end
+if wanted ~= 0 and not has_lease(owner, request[8], request[9], request[13]) then return 'lost' end
 
 -- A script that has removed something may also write when memory is full: then running tasks can finish.
 redis.call('HDEL', KEYS.idle, wanted ~= 0 and wanted[6] or '')
@@ -53,7 +54,7 @@ if #limits > 0 and need_rules(limits) then
     for _, id in ipairs((match_group(group, owner))) do miss(id) end
   end
   for _, outcome in ipairs(outcomes) do miss(outcome[1]) end
-  return { now_text, missed, {}, BY_RULES, '' }
+  return { now_text, missed, {}, BY_RULES, '', '' }
 end
 for _, group in ipairs(groups) do
   local row_ids, row_places, ends = match_group(group, owner)
@@ -282,9 +283,10 @@ local function claim()
   return rows, NOTHING, wait_for_more(wanted[6], wanted[7])
 end
 
-local claimed, left, event = {}, NOTHING, ''
+local claimed, left, event, claims = {}, NOTHING, '', ''
 if wanted ~= 0 then claimed, left, event = claim() end
+if #claimed > 0 then claims = redis.call('HINCRBY', KEYS.workers, owner .. '#', 1) end
 offer(offered)
 write_claims()
 send_wakeups()
-return { now_text, missed, claimed, left, event }
+return { now_text, missed, claimed, left, event, claims }

@@ -1,7 +1,7 @@
 -- Extends the lease of an owner.
 -- uses: request writes held epoch
 -- request   3 owner, 4 length in microseconds, 5 its worker record, 6 the epoch and 7 the beat that the owner
---           knows; the beat is 0 for its first lease
+--           knows; the beat is 0 for its first lease; 8 how many of its calls have claimed, as it knows
 -- returns   now, the store's epoch, the lease's beat (0 if nothing is known of the owner), the store's record,
 --           whether the lease is renewed and the owner paused ('' if it is refused), and id and place of each
 --           task it holds
@@ -13,6 +13,10 @@ beat = tonumber(beat)
 local is_refused = store_epoch < known_epoch
 if known_beat > 0 then
   is_refused = not known or store_epoch ~= known_epoch or tonumber(epoch) ~= store_epoch or beat < known_beat
+  if not is_refused and tonumber(redis.call('HGET', KEYS.workers, owner .. '#') or 0) < request[8] then
+    -- Claims are forgotten, which says the same as a lower beat.
+    is_refused, beat = true, known_beat - 1
+  end
 end
 local answer = { now_text, string.format('%.0f', store_epoch), '', string.match(store_record, '/(.*)$') or '', '' }
 if is_refused then

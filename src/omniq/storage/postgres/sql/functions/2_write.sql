@@ -384,10 +384,13 @@ END $$;
 -- p_request  JSON: {"store", "now", "tasks": {ids, bodies, …}, "visible", "bound",
 --            "documents": [{kind, key, …}]}; binary values are in PostgreSQL's hexadecimal form
 -- returns    what was refused: 'store' (this is another store), 'moved', 'full'; '' if nothing was
+-- All other enqueues would wait for the lock of the bound until the caller commits. So the tasks are counted without
+-- it, and the bound may be passed by what transactions of callers hold that are open at the same time.
 CREATE OR REPLACE FUNCTION {schema}.enqueue_text(p_request text) RETURNS text
 LANGUAGE plpgsql VOLATILE {settings} AS $$
 DECLARE
     v_request jsonb := p_request::jsonb;
+    v_bound bigint := v_request ->> 'bound';
 BEGIN
     IF NOT {schema}.is_store(v_request ->> 'store') THEN
         RETURN 'store';
@@ -395,12 +398,17 @@ BEGIN
     PERFORM {schema}.enqueue(
         (v_request ->> 'now')::bigint,
         jsonb_populate_record(NULL::{schema}.new_tasks, v_request -> 'tasks'),
-        (v_request ->> 'visible')::bigint, (v_request ->> 'bound')::bigint,
+        (v_request ->> 'visible')::bigint, NULL,
         array(SELECT jsonb_populate_recordset(
             NULL::{schema}.document_change, v_request -> 'documents'
         )),
         true
     );
+    IF v_bound IS NOT NULL AND (
+        SELECT count(*) FROM (SELECT FROM {schema}.live WHERE place <> 4 LIMIT v_bound + 1) AS waiting
+    ) > v_bound THEN
+        RAISE EXCEPTION '%', v_bound USING ERRCODE = 'OQ003';
+    END IF;
     RETURN '';
 EXCEPTION
     WHEN SQLSTATE 'OQ001' OR unique_violation THEN

@@ -5,9 +5,9 @@
 -- The state of a limit is a document, encoded as msgpack, in which `holders` is the last field. A holder is the id of a
 -- task and the token of its claim.
 
--- Text as msgpack.
+-- Text as msgpack. STABLE, as `convert_to` is: else PostgreSQL could not expand it in the statements that use it.
 CREATE OR REPLACE FUNCTION {schema}.packed(p_value text) RETURNS bytea
-LANGUAGE sql IMMUTABLE AS $$
+LANGUAGE sql STABLE AS $$
     SELECT CASE
         WHEN pg_catalog.octet_length(p_value) OPERATOR(pg_catalog.<) 32
             THEN pg_catalog.set_byte('\x00'::bytea, 0, 160 OPERATOR(pg_catalog.+) pg_catalog.octet_length(p_value))
