@@ -102,6 +102,7 @@ from omniq.models import (
 )
 from omniq.retry import ExponentialBackoff, LinearBackoff
 from omniq.settings import Settings
+from omniq.tasks.batch_decorator import batched
 from omniq.tasks.context import TaskContext, current_task
 from omniq.tasks.control import Discard, Retry, Snooze
 from omniq.tasks.declared_schedules import Cron, Interval
@@ -278,6 +279,7 @@ __all__ = [
     "WorkerInfo",
     "WorkerPool",
     "__version__",
+    "batched",
     "current_task",
     "task",
 ]

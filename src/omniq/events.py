@@ -397,14 +397,17 @@ class ProcessEnded(Event, frozen=True, kw_only=True):
 
 
 class WorkerRecycling(Event, frozen=True, kw_only=True):
-    """Emitted when `leaked_threads` threads hang in timed-out calls: replace the process.
+    """Emitted when the process should be replaced. `omniq worker` does so, between two tasks.
 
-    The worker claims nothing until some of these calls have returned.
+    `reason`: "threads" if `leaked_threads` threads hang in timed-out calls; the worker claims nothing until some of
+    these calls have returned. "tasks" or "memory" if it has reached `max_tasks_per_child` or
+    `max_memory_per_child`.
     """
 
     name: ClassVar[str] = "worker.recycling"
     owner: str
     leaked_threads: int
+    reason: str = "threads"
 
 
 class LoopBlocked(Event, frozen=True, kw_only=True):

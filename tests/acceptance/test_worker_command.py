@@ -647,3 +647,38 @@ def test_help_is_printed_with_exit_code_0(folder):
     assert ended.returncode == 0
     for option in ("--url", "--concurrency", "--processes", "--queues", "--shutdown-timeout"):
         assert option in ended.stdout
+
+
+# Processes that are replaced
+
+
+@pytest.mark.parametrize(
+    ("limit", "processes"),
+    [
+        (("--max-tasks-per-child", "3"), "1"),
+        pytest.param(("--max-tasks-per-child", "3"), "2", marks=pytest.mark.deep),
+        pytest.param(("--max-memory-per-child", "1"), "1", marks=pytest.mark.deep),
+    ],
+)
+def test_a_worker_process_is_replaced_between_tasks_and_nothing_is_lost(
+    run_worker, queue, folder, limit, processes
+):
+    handles = [queue.enqueue("tasks.double", number) for number in range(8)]
+    worker = run_worker(*limit, "--processes", processes, "-c", "2", "--poll-interval", "0.2")
+
+    assert [handle.result(PATIENCE) for handle in handles] == [number * 2 for number in range(8)]
+    worker.wait_for("worker.recycling")
+    worker.wait_for("worker.started", 2 if processes == "1" else 3)
+    assert [queue.get_task(handle.id).crashes for handle in handles] == [0] * 8
+    assert [queue.get_task(handle.id).failures for handle in handles] == [0] * 8
+    worker.send(signal.SIGTERM)
+    assert worker.ends() == 0
+
+
+@pytest.mark.deep
+def test_a_burst_goes_on_in_the_new_process(run_worker, queue, folder):
+    handles = [queue.enqueue("tasks.double", number) for number in range(8)]
+    worker = run_worker("--burst", "--max-tasks-per-child", "3", "-c", "1")
+
+    assert worker.ends() == 0
+    assert [handle.result(PATIENCE) for handle in handles] == [number * 2 for number in range(8)]

@@ -75,6 +75,7 @@ PUBLIC = [
     "Interval",
     "Resource",
     "INJECTED",
+    "batched",
     "current_task",
     "Retry",
     "Snooze",

@@ -60,6 +60,8 @@ def test_the_defaults_are_those_that_are_documented():
         "lifespan": None,
         "middleware": (),
         "start_timeout": 60.0,
+        "max_tasks_per_child": None,
+        "max_memory_per_child": None,
         "unknown_function_timeout": None,
         "root_opens_any_store": False,
         "require_key": False,

@@ -71,6 +71,25 @@ def worker(
             f"{_default('shutdown_timeout')}",
         ),
     ] = None,
+    max_tasks_per_child: Annotated[
+        int | None,
+        Option(
+            "--max-tasks-per-child",
+            metavar="N",
+            min=1,
+            help="Replace a process when it has run N tasks. Default: the setting max_tasks_per_child, else never.",
+        ),
+    ] = None,
+    max_memory_per_child: Annotated[
+        int | None,
+        Option(
+            "--max-memory-per-child",
+            metavar="BYTES",
+            min=1,
+            help="Replace a process that uses more memory, between two tasks. Default: the setting "
+            "max_memory_per_child, else never.",
+        ),
+    ] = None,
     burst: Annotated[
         bool,
         Option("--burst", help="Exit when nothing is left that this worker can run now."),
@@ -149,6 +168,8 @@ def worker(
         poll_interval=poll_interval,
         lease=lease,
         shutdown_timeout=shutdown_timeout,
+        max_tasks_per_child=max_tasks_per_child,
+        max_memory_per_child=max_memory_per_child,
         burst=burst,
         reload=reload,
         metrics_port=metrics_port,

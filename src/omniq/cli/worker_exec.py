@@ -28,6 +28,8 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
     poll_interval: float | None = None
     lease: float | None = None
     shutdown_timeout: float | None = None
+    max_tasks_per_child: int | None = None
+    max_memory_per_child: int | None = None
     burst: bool = False
     reload: bool = False
     metrics_port: int | None = None
@@ -47,6 +49,8 @@ class WorkerCommand(msgspec.Struct, frozen=True, kw_only=True):
             poll_interval=self.poll_interval,
             lease=self.lease,
             shutdown_timeout=self.shutdown_timeout,
+            max_tasks_per_child=self.max_tasks_per_child,
+            max_memory_per_child=self.max_memory_per_child,
             lifespan=self.lifespan,
             middleware=self.middleware,
             log_level=self.log_level,

@@ -340,6 +340,8 @@ RULES: dict[str, _Rule] = {
     "lifespan": _Text("expected the path of a lifespan, such as app.tasks.lifespan", _DOTTED),
     "middleware": _Modules('expected paths of middleware, such as ["app.mw.sentry"]', _DOTTED),
     "start_timeout": _Seconds(),
+    "max_tasks_per_child": _Count(1, optional=True),
+    "max_memory_per_child": _Count(1, optional=True),
     "unknown_function_timeout": _Seconds(zero=True, optional=True),
     "root_opens_any_store": _Switch(),
     "require_key": _Switch(),

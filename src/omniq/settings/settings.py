@@ -60,6 +60,9 @@ class Settings:
     `lifespan` is the dotted path of an async context manager that each worker process enters before it
     claims a task, within `start_timeout`; `middleware` are paths of functions around each run.
 
+    A process of `omniq worker`, or a child process for `executor="process"`, is replaced by a new one when it has run
+    `max_tasks_per_child` tasks, or uses more than `max_memory_per_child` bytes.
+
     A task whose function no live worker has waits for one. With an `unknown_function_timeout` it is a
     dead letter once it has been due for so long.
 
@@ -110,6 +113,8 @@ class Settings:
     lifespan: str | None = None
     middleware: tuple[str, ...] = ()
     start_timeout: float = 60.0
+    max_tasks_per_child: int | None = None
+    max_memory_per_child: int | None = None
     unknown_function_timeout: float | None = None
     root_opens_any_store: bool = False
     require_key: bool = False

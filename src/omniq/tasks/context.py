@@ -58,7 +58,7 @@ else:
 _MAX_MESSAGE = 1000
 _MAX_WARNINGS = 100
 
-_current: ContextVar[TaskContext] = CURRENT
+_current: ContextVar[object] = CURRENT
 
 
 class TaskContext(TaskEnqueuer, ChildTasks, Generic[S]):
@@ -583,9 +583,15 @@ _NO_WAIT = _Wait()
 def current_task() -> TaskContext:
     """Return the context of the task that runs here. Raises `OmniqError` outside of a task."""
     try:
-        return _current.get()
+        found = _current.get()
     except LookupError:
         raise OmniqError("current_task() was called outside of a running task") from None
+    if not isinstance(found, TaskContext):
+        raise OmniqError(
+            "current_task() was called in a batch, which runs several tasks: give the function a first "
+            "parameter contexts: list[TaskContext]"
+        )
+    return found
 
 
 def enter(context: TaskContext) -> None:

@@ -22,6 +22,7 @@ from omniq.tasks.annotations import (
     returned_type,
     rich_converter,
 )
+from omniq.tasks.batches import batch_of, item_hints
 from omniq.tasks.context import TaskContext
 from omniq.tasks.converters import Converter
 from omniq.tasks.options import OTHER_WORDS, names_on
@@ -46,6 +47,8 @@ class FunctionTypes:
         self._name = name
         annotated = inspect.signature(func)
         hints = hints_of(func, annotated)
+        if (batch := batch_of(func)) is not None:
+            hints = item_hints(name, batch, annotated, hints)
         parameters = list(annotated.parameters.values())
         self.takes_context = bool(parameters) and is_context(parameters[0], hints)
         own = parameters[self.takes_context :]
@@ -56,6 +59,12 @@ class FunctionTypes:
                 )
         self.resources = resource_parameters(own, hints)
         names = {each.name for each in self.resources}
+        if batch is not None and len(own) - len(names) != 1:
+            others = ", ".join(each.name for each in own[1:] if each.name not in names)
+            raise InvalidTask(
+                f"{name}: a function with @batched takes one list of items, and resources; it also has "
+                f"the parameter {others}"
+            )
         self._arguments = _Arguments([each for each in own if each.name not in names], hints)
         self.result = rich_converter(returned_type(hints.get("return", Any)))
         self.converts_arguments = self._arguments.has_types

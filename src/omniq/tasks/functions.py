@@ -24,6 +24,7 @@ from omniq.errors import (
 )
 from omniq.models import BreakerRule, Limit, OnConflict, Runnable, check_func_path
 from omniq.retry import Backoff
+from omniq.tasks.batches import batch_of
 from omniq.tasks.declared_schedules import DeclaredSchedule
 from omniq.tasks.durations import Duration
 from omniq.tasks.error_rules import ErrorRules
@@ -129,6 +130,12 @@ def task(func: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     def mark(func: _F) -> _F:
         if reason := why_unfit(func):
             raise InvalidTask(f"@task on {_name_of(func)}: {reason}")
+        batch = batch_of(func)
+        if batch is not None and batch.takes_contexts and checked.executor == "process":
+            raise InvalidTask(
+                f"@task on {_name_of(func)}: a child process has no contexts of a batch; leave the "
+                "parameter out, or run the function in a thread"
+            )
         setattr(func, MARK, checked)
         return func
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from omniq.errors import InvalidTask, SerializationError
 from omniq.models import PermanentError, Task
+from omniq.tasks.batches import Batch, batch_of
 from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import options_of
@@ -26,7 +28,8 @@ class Callee(msgspec.Struct, frozen=True):
     executor, which also awaits an awaitable that the function returns; otherwise the event loop
     awaits it. `rules` are the `errors` of `@task`. `inject` is for a function with resources: it takes
     the arguments, the context among them, and the resources by name. `version` and `upcasters` are those
-    of `@task`.
+    of `@task`. `batch` is what `@batched` says; `whole` is then the function of the lists, which takes
+    values of the annotated types.
     """
 
     func: Callable[..., Any]
@@ -39,6 +42,8 @@ class Callee(msgspec.Struct, frozen=True):
     inject: Callable[[tuple[Any, ...], dict[str, Any], Mapping[str, Any]], Any] | None = None
     version: int = FIRST_VERSION
     upcasters: Upcasters = {}
+    batch: Batch | None = None
+    whole: Callee | None = None
 
     def upcast(self, task: Task) -> Task:
         """The task with the arguments of the version that the code has. Raises `WrongSignature`."""
@@ -62,6 +67,13 @@ def callee_of(func: Callable[..., Any], func_path: str) -> Callee:
     call = _converting(func, types) if types.converts_arguments else func
     is_chosen = chosen is not None
     inject = _injecting(func, types) if types.resources else None
+    batch = batch_of(func)
+    whole = None
+    if batch is not None:
+        inject_all = partial(_call_with_resources, batch.func) if types.resources else None
+        whole = Callee(
+            batch.func, place, False, types, is_coroutine, is_chosen, rules, inject_all, batch=batch
+        )
     return Callee(
         call,
         place,
@@ -73,6 +85,8 @@ def callee_of(func: Callable[..., Any], func_path: str) -> Callee:
         inject,
         options.version or FIRST_VERSION,
         options.upcasters or {},
+        batch,
+        whole,
     )
 
 
@@ -103,6 +117,25 @@ def _injecting(
         return func(*args[:context], *stored, **kwargs)
 
     return call
+
+
+def _call_with_resources(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    values: Mapping[str, Any],
+) -> Any:
+    return func(*args, **kwargs, **values)
+
+
+def item_of(types: FunctionTypes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The item of a task of a batched function. Raises `WrongSignature`, and `PermanentError`."""
+    if kwargs or len(args) != 1:
+        try:
+            types.check(args, kwargs)
+        except InvalidTask as error:
+            raise WrongSignature(str(error)) from None
+    return _loaded(types, args, kwargs)[0][0] if types.converts_arguments else args[0]
 
 
 def _loaded(

@@ -10,6 +10,8 @@
 - `drain`: runs what is there until nothing is left.
 - `refused_outcomes`: finds and holds the outcomes that the store refuses.
 - `running_tasks`: the tasks that run now, with their timeouts.
+- `batches`: which claimed tasks share a call, and when it is made.
+- `recycling`: when a process is to be replaced by a new one.
 - `interruption`: how a task ends whose run the worker has to interrupt.
 - `heartbeat`: renews the lease from a separate thread.
 - `lease_watch`: decides when another worker has lost its lease.

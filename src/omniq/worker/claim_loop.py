@@ -12,12 +12,13 @@ from omniq import events
 from omniq.concurrency.backoff import backoff
 from omniq.errors import LeaseLost, StorageError, StorageRefused, StoreWentBack
 from omniq.events import Dispatcher
-from omniq.models import Runnable, Task
+from omniq.models import Task
 from omniq.outcomes import Outcome, Released
 from omniq.storage.base import BaseStorage
 from omniq.storage.claim_register import Claim, Hand
 from omniq.storage.types import Renewal
-from omniq.worker.demand import Call, Demand
+from omniq.worker.batches import OpenBatch
+from omniq.worker.demand import Call, Demand, Order
 from omniq.worker.lease_watch import LeaseWatch
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.problems import ProblemReports
@@ -114,23 +115,24 @@ class ClaimLoop:
 
     async def _record_and_claim(self) -> None:
         """Make one call after the other. Each of the concurrent loops takes what there is to do."""
-        running, demand = self._running, self._demand
+        running, demand, batches = self._running, self._demand, self._running.batches
         while True:
             self._wake.clear()
             drained = self._drained
             if self._refused.are_due:
                 await self._refused.try_again()
             # At most a part: a call that took everything would leave nothing for the other loop.
-            outcomes = running.take_finished(self._most_per_call)
-            free = self._claimable()
-            claimed = await self._call(outcomes, free) if outcomes or free else None
+            batch = self._batch_to_fill() if batches.are_collected else None
+            free = self._claimable() if batch is None else batch.missing
+            outcomes = running.take_finished(max(self._most_per_call, batches.largest))
+            claimed = await self._call(outcomes, free, batch) if outcomes or free else None
             if not (running.active or running.finished or demand.in_flight):
                 if self._stop_requested.done():
                     # The other loop may be waiting for the end of this very call.
                     self._wake.set()
                     return
                 if drained is not None and not drained.done():
-                    if (free and claimed == 0) or self._pool.is_recycling:
+                    if (free and claimed == 0 and batch is None) or self._pool.is_recycling:
                         drained.set_result(None)
                         self._drained = None
                     elif claimed is not None:
@@ -179,19 +181,27 @@ class ClaimLoop:
             # A task that has just finished made others wait, at a limit or as a suspect.
             self._running.unblocks_others = False
             self._demand.wake_up()
-        return self._demand.claimable(
-            len(self._running.active), even_if_idle=self._drained is not None
-        )
+        return self._demand.claimable(self._running.slots, even_if_idle=self._drained is not None)
 
-    async def _call(self, outcomes: list[Outcome], claims: int) -> int | None:
+    def _batch_to_fill(self) -> OpenBatch | None:
+        """An open batch to claim tasks for now."""
+        can_claim = not (self._pool.is_recycling or self._demand.is_paused)
+        ends = self._drained is not None, self._stop_requested.done()
+        return self._running.batch_to_fill(can_claim, *ends)
+
+    async def _call(
+        self, outcomes: list[Outcome], claims: int, batch: OpenBatch | None = None
+    ) -> int | None:
         """Record the outcomes and claim up to `claims` tasks, in one step.
 
-        Returns how many were claimed; None when the call failed.
+        Those for a batch have its slot. Returns how many were claimed; None when the call failed.
         """
-        call = Call(claims, len(outcomes))
-        runnable = self._unknown.runnable
+        order = Order(claims, self._queues, self._unknown.runnable)
+        if batch is not None:
+            order = batch.claim(claims)
+        call = Call(claims if batch is None else 0, min(len(outcomes), self._most_per_call))
         try:
-            recorded, claimed = await self._send(call, outcomes, runnable)
+            recorded, claimed = await self._send(call, outcomes, order)
         except LeaseLost as lost:
             await self._after_loss(outcomes, lost)
             return None
@@ -203,19 +213,22 @@ class ClaimLoop:
         except Exception as error:
             await self._after_failure(call, outcomes, error)
             return None
+        finally:
+            if batch is not None:
+                batch.claim_ended()
         self._failures = 0
         self._watch.answered()
         self._stats.recorded(outcomes, recorded)
         self._refused.on_recorded(outcomes)
-        if claims:
+        if order.most:
             self._storage.register.pass_to(self, claimed)
-            mine, released = self._unknown.split(claimed, runnable)
+            mine, released = self._unknown.split(claimed, order.runnable)
             self._running.put_back(released)
             self._after_claim(call, mine)
         return len(claimed)
 
     async def _send(
-        self, call: Call, outcomes: list[Outcome], runnable: Runnable
+        self, call: Call, outcomes: list[Outcome], order: Order
     ) -> tuple[list[bool], list[Task]]:
         self._demand.sent(call)
         self._recording[call] = outcomes
@@ -223,7 +236,7 @@ class ClaimLoop:
             self._claim_sent.set()
         try:
             recorded, claimed = await self._storage.record_and_reserve(
-                outcomes, call.claims, queues=self._queues, runnable=runnable
+                outcomes, order.most, queues=order.queues, runnable=order.runnable
             )
         except BaseException:
             self._demand.failed(call)

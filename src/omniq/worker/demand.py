@@ -39,6 +39,9 @@ one claim is in flight: its reply says whether a second one is worth a round tri
 from __future__ import annotations
 
 from enum import Enum
+from typing import NamedTuple
+
+from omniq.models import Runnable
 
 _IMMEDIATE = 0.001
 """Seconds. A wait that ended sooner did not wait: the wake-up was there before it."""
@@ -54,6 +57,14 @@ class DemandState(Enum):
     WANTED = "wanted"
     CLAIMED = "claimed"
     IDLE = "idle"
+
+
+class Order(NamedTuple):
+    """What a call is to claim: up to `most` tasks of these queues and functions."""
+
+    most: int
+    queues: tuple[str, ...] | None
+    runnable: Runnable
 
 
 class Call:

@@ -80,6 +80,8 @@ class AsyncWorkerPool:
     """Whether the store could not be reached when the pool was to start: see `lease_watch`."""
     is_supervised = False
     """Whether `omniq worker` runs the pool, stops it, and reports that."""
+    is_replaced = False
+    """Whether a new process takes over when this one has reached a limit of the settings."""
     enqueue_wrappers: Sequence[EnqueueWrapper] = ()
     """Those of the queue that the pool belongs to, for what tasks enqueue."""
     on_blocked_start: Callable[[LifespanFailed], None] | None = None
@@ -152,7 +154,7 @@ class AsyncWorkerPool:
         The pool claims nothing meanwhile, and continues when they return. The event
         `WorkerRecycling` reports it. From any thread.
         """
-        return self._runtime is not None and self._runtime.is_recycling
+        return self._runtime is not None and self._runtime.recycling.is_due
 
     @property
     def has_ended(self) -> bool:
@@ -178,6 +180,7 @@ class AsyncWorkerPool:
             wrappers=self.enqueue_wrappers,
             on_blocked_start=self.on_blocked_start,
             is_supervised=self.is_supervised,
+            is_replaced=self.is_replaced,
         )
         self.had_to_wait = False
         try:

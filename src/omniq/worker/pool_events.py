@@ -43,7 +43,10 @@ class PoolEvents(Protocol):
         """A caller cancelled that task; this worker may run it. From any thread."""
 
     def on_finished(self) -> None:
-        """A run has finished; its outcome waits to be recorded. On the pool's event loop."""
+        """A run has finished; its outcome waits to be recorded. Or a batch wants more tasks.
+
+        On the pool's event loop.
+        """
 
     def on_leaked_threads_change(self) -> None:
         """The number of threads that hang in abandoned calls has changed. On the event loop."""

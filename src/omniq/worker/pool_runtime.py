@@ -30,6 +30,7 @@ from omniq.worker.maintenance import Maintenance
 from omniq.worker.open_parts import OpenParts, make_execution, take_lease
 from omniq.worker.pool_config import PoolConfig
 from omniq.worker.problems import ProblemReports
+from omniq.worker.recycling import Recycling
 from omniq.worker.running_tasks import SHORT_GRACE, RunningTasks
 from omniq.worker.schedule_loop import ScheduleLoop
 from omniq.worker.stats_recorder import StatsRecorder
@@ -62,11 +63,12 @@ class PoolRuntime:
         wrappers: Sequence[EnqueueWrapper] = (),
         on_blocked_start: Callable[[LifespanFailed], None] | None = None,
         is_supervised: bool = False,
+        is_replaced: bool = False,
     ) -> None:
         """`had_to_wait`: the store could not be reached when the pool was to start first.
 
         `deaths`: how workers of this machine died. `wrappers` surround each enqueue by a task.
-        `on_blocked_start`: the lifespan blocks the loop. `is_supervised`: `omniq worker` stops it.
+        `on_blocked_start`: the lifespan blocks the loop. `is_supervised`: `omniq worker` stops it. `is_replaced`: see the pool.
         """
         self._storage = storage
         self._session = session
@@ -75,7 +77,7 @@ class PoolRuntime:
         self._stats = stats
         self._wrappers = wrappers
         self._on_blocked_start = on_blocked_start
-        self._is_supervised = is_supervised
+        self._is_supervised, self._is_replaced = is_supervised, is_replaced
         self._asked_stop: asyncio.Task[bool] | None = None
         self._events = dispatcher
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
@@ -88,7 +90,9 @@ class PoolRuntime:
         self._problems = problems = ProblemReports(dispatcher, storage.clock)
         self._schedule_loop = ScheduleLoop(storage, dispatcher, config.poll_interval, problems)
         self._threads: ThreadExecutor | None = None
-        self._has_reported_recycling = self._was_forced = self._is_draining = False
+        leaked, most = (lambda: self.leaked_threads), config.max_leaked_threads
+        self.recycling = Recycling(storage, dispatcher, leaked, most)
+        self._was_forced = self._is_draining = False
         self._watch = LeaseWatch(storage.clock, config.lease, self._has_outcomes, deaths)
         if had_to_wait:
             self._watch.had_to_wait()
@@ -206,7 +210,7 @@ class PoolRuntime:
 
     @property
     def is_recycling(self) -> bool:
-        return self.leaked_threads >= self._config.max_leaked_threads
+        return self.recycling.check()
 
     def on_renewal(self, renewal: Renewal, asked_at: int) -> None:
         assert self._claim_loop is not None
@@ -244,13 +248,7 @@ class PoolRuntime:
         self._wake.set()
 
     def on_leaked_threads_change(self) -> None:
-        if self.is_recycling and not self._has_reported_recycling:
-            self._events.emit(
-                events.WorkerRecycling(
-                    owner=self._storage.owner, leaked_threads=self.leaked_threads
-                )
-            )
-        self._has_reported_recycling = self.is_recycling
+        self.recycling.check()
         self._wake.set()
 
     def _call_on_loop(self, call: Callable[..., None], *args: Any) -> None:
@@ -325,6 +323,8 @@ class PoolRuntime:
         running = self._make_running_tasks(parts, maintenance, functions, unknown, state)
         self._running = running
         self._claim_loop = claim_loop = self._make_claim_loop(running, unknown)
+        if self._is_replaced:
+            self.recycling.limit(lambda: sum(self._stats.totals()) + len(claim_loop.outcomes()))
         parts.on_exit("retire", claim_loop.retire)
         self._start_heartbeat(parts, running, unknown, functions)
         parts.on_exit("store progress and history", maintenance.store_rest)

@@ -377,13 +377,24 @@ def _raisable(error: BaseException, resource: Resource) -> BaseException:
 
 
 class Injector:
-    """The resources of one function: those of the worker first, then those of the run."""
+    """The resources of one function: those of the worker first, then those of the run.
 
-    def __init__(self, parameters: tuple[ResourceParameter, ...]) -> None:
+    A run is one call: of a function with `@batched`, `in_batch`, it has no context of one task.
+    """
+
+    def __init__(
+        self, parameters: tuple[ResourceParameter, ...], *, in_batch: bool = False
+    ) -> None:
         self._parameters = parameters
         order = in_order(each.resource for each in parameters)
         self._of_worker = [(each, needs) for each, needs in order.items() if each.scope == "worker"]
         self._of_run = [(each, needs) for each, needs in order.items() if each.scope == "run"]
+        for resource, needs in self._of_run:
+            if in_batch and needs.takes_context:
+                raise InvalidTask(
+                    f"the resource {resource.name} takes a TaskContext, and a batch is several tasks: give "
+                    "the function a first parameter contexts: list[TaskContext]"
+                )
 
     async def of_worker(self, resources: WorkerResources, place: Place) -> dict[Resource, Any]:
         """Return the resources of the worker that the function needs. On the event loop."""

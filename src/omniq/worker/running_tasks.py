@@ -15,6 +15,8 @@ from omniq.models import NO_TIMEOUT, Task, TaskError
 from omniq.outcomes import Failed, Outcome, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext, enter
+from omniq.tasks.signature import Callee
+from omniq.worker.batches import Batches, BatchRun, OpenBatch
 from omniq.worker.executors.execution import Execution, Run, StopReason
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.stats_recorder import StatsRecorder
@@ -57,12 +59,20 @@ class RunningTasks:
         self._sweep_now: asyncio.Future[None] = self._loop.create_future()
         self._next_sweep = _FOREVER
         self._given_up: set[asyncio.Task[None]] = set()
+        self.batches = Batches(execution, clock, pool.on_finished, self._execute_item)
         self.active: dict[str, Run] = {}
         self.finished: list[Outcome] = []
         self._waiting: set[str] = set()
         """The functions of which a run has waited for something before it ended."""
+        self._batched: dict[str, Callee] = {}
+        """The batched functions that had tasks here. They are in `_waiting` too."""
         self.unblocks_others = False
         """Whether a task has finished that made others wait: at a limit, or as a suspect."""
+
+    @property
+    def slots(self) -> int:
+        """How many slots the running tasks occupy: a batch has one."""
+        return len(self.active) - self.batches.shared_slots
 
     def start(self, tasks: Iterable[Task]) -> None:
         """Start a run of each of these claimed tasks, in this order."""
@@ -94,6 +104,8 @@ class RunningTasks:
         for run in runs:
             if run.task.func_path not in self._waiting:
                 together.append(run)
+                continue
+            if self._batched and self._is_collected(run):
                 continue
             if together:
                 self._loop.create_task(self._execute_together(together))
@@ -201,6 +213,12 @@ class RunningTasks:
         except FunctionNotFound as error:
             self._refuse(run, self._unknown.release(task, error))
             return
+        if callee.batch is not None and not _is_action(task):
+            # From now on its tasks need no asyncio task to be found here.
+            self._batched[task.func_path] = callee
+            self._waiting.add(task.func_path)
+            self._collect(run, callee, context)
+            return
         self._stats.started(task)
         try:
             outcome = await self._execution.run(run, callee, context)
@@ -214,6 +232,53 @@ class RunningTasks:
                 await self.outputs.flush(task)
         if self.active.get(task.id) is run:
             self._finish(run, outcome)
+
+    def _is_collected(self, run: Run) -> bool:
+        """Whether the task is one of a batched function, and now in a batch."""
+        task = run.task
+        callee = self._batched.get(task.func_path)
+        if callee is None or task.version > callee.version or _is_action(task):
+            return False
+        self._collect(run, callee, TaskContext(task, run.timeout, self._services))
+        return True
+
+    def _collect(self, run: Run, callee: Callee, context: TaskContext) -> None:
+        """Put the task into a batch, which runs it."""
+        task, batch = run.task, self.batches.open_for(run.task, callee)
+        item = self.active[task.id] = BatchRun(task, run.started, run.timeout, batch)
+        item.prepared = context
+        batch.add(item)
+
+    async def _execute_item(self, run: BatchRun, callee: Callee) -> None:
+        """Run one item of a batch, with a callee that takes its outcome from the batch."""
+        task = run.task
+        if run.deadline < self._next_sweep:
+            self._sweep_soon()
+        enter(run.prepared)
+        self._stats.started(task)
+        try:
+            outcome = await self._execution.run(run, callee, run.prepared)
+        except BaseException as error:
+            record = TaskError.from_exception(error, timestamp=self._clock.now())
+            outcome = Failed(task.id, task.token, record, "internal")
+        if self.outputs.runs:
+            with suppress(asyncio.CancelledError):
+                await self.outputs.flush(task)
+        if self.active.get(task.id) is run:
+            self._finish(run, outcome)
+            run.end()
+
+    def batch_to_fill(
+        self, can_claim: bool, is_draining: bool, is_stopping: bool
+    ) -> OpenBatch | None:
+        """An open batch that wants more tasks. In a pool that stops, what was collected is released."""
+        if is_stopping:
+            # It has not begun: others run it sooner.
+            for run in self.batches.take_collected():
+                run.stop_reason = run.stop_reason or "shutdown"
+                self._give_up(run)
+            return None
+        return self.batches.to_fill(can_claim, is_draining=is_draining)
 
     def _refuse(self, run: Run, outcome: Outcome) -> None:
         """End a run that did not start."""
@@ -253,9 +318,7 @@ class RunningTasks:
         run.context.cancelled = True
         run.stops += 1
         run.deadline = self._clock.monotonic() + grace
-        if run.job is not None:
-            # With the reason: middleware tells a timeout from a stop by it.
-            run.job.cancel(run.stop_reason)
+        run.interrupt()
         self._sweep_soon()
 
     def _give_up(self, run: Run) -> None:
@@ -271,3 +334,8 @@ class RunningTasks:
 
     def _sweep_soon(self) -> None:
         finish(self._sweep_now)
+
+
+def _is_action(task: Task) -> bool:
+    """Whether the worker does what the task is for, and not its function."""
+    return task.workflow is not None and bool(task.workflow.action)

@@ -1,6 +1,7 @@
 """Runs one claimed task where its function belongs, and turns its end into an outcome.
 
 - `execution`: finds the function, calls it, and makes one `Outcome` of what happened.
+- `batch_call`: one call for the runs of several tasks.
 - `thread_executor`: the threads for sync functions.
 - `process_executor`: the child processes for functions with `executor="process"`.
 - `process_protocol`: the messages between a worker and its child processes.

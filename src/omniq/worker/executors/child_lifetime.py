@@ -77,7 +77,9 @@ class ChildLifetime:
         injector = self._injectors.get(callee.inject)
         if injector is None:
             try:
-                injector = self._injectors[callee.inject] = Injector(callee.types.resources)
+                injector = self._injectors[callee.inject] = Injector(
+                    callee.types.resources, in_batch=callee.batch is not None
+                )
             except InvalidTask as error:
                 raise PermanentError(str(error), error_type=type(error).__name__) from None
         values = self.run(injector.of_worker(self._made_resources(), OnLoop()))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal
+
+import msgspec
 
 from omniq.clock import Clock
 from omniq.cron import next_run
@@ -37,6 +39,7 @@ from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import FunctionCache
 from omniq.tasks.signature import Callee, as_raised, callee_of
 from omniq.tasks.versions import WrongSignature
+from omniq.worker.executors.batch_call import BatchCall, Items, call_function
 from omniq.worker.executors.flow_actions import do_action, with_results
 from omniq.worker.executors.process_executor import ProcessExecutor
 from omniq.worker.executors.process_protocol import Unserialisable
@@ -92,6 +95,12 @@ class Run:
         """The success that a transaction of the run has recorded, whatever happens to it later."""
         return None if self.context is None else self.context.completed
 
+    def interrupt(self) -> None:
+        """Cancel the run, for its `stop_reason`."""
+        if self.job is not None:
+            # With the reason: middleware tells a timeout from a stop by it.
+            self.job.cancel(self.stop_reason)
+
     def give_up(self) -> None:
         """End a run that ignores its cancellation, as far as Python can.
 
@@ -99,19 +108,24 @@ class Run:
         attempt, and `asyncio.run` would wait for it for ever.
         """
         self.is_given_up = True
-        job = self.job
-        if job is None or job.done():
+        if self.job is not None:
+            abandon(self.job, has_begun=self.context is not None)
+
+
+def abandon(job: asyncio.Task[None], *, has_begun: bool) -> None:
+    """End an asyncio task that ignores its cancellation, as far as Python can."""
+    if job.done():
+        return
+    job.add_done_callback(_retrieve)
+    job.cancel()
+    coroutine = job.get_coro()
+    for _ in range(_CLOSE_TRIES if has_begun else 0):
+        # Raises GeneratorExit in it, which code that swallows CancelledError seldom catches too.
+        # `close` fails when the code awaits something after that; closed again, it is one
+        # `await` further.
+        with suppress(Exception):
+            coroutine.close()
             return
-        job.add_done_callback(_retrieve)
-        job.cancel()
-        coroutine = job.get_coro()
-        for _ in range(_CLOSE_TRIES if self.context is not None else 0):
-            # Raises GeneratorExit in it, which code that swallows CancelledError seldom catches too.
-            # `close` fails when the code awaits something after that; closed again, it is one
-            # `await` further.
-            with suppress(Exception):
-                coroutine.close()
-                return
 
 
 class Execution:
@@ -153,7 +167,7 @@ class Execution:
         if callee is None:
             try:
                 func = self._functions.resolve(func_path)
-                callee = self._callees[func_path] = self._with_resources(callee_of(func, func_path))
+                callee = self._callees[func_path] = self._ready(callee_of(func, func_path))
             except FunctionNotFound:
                 raise
             except BaseException as error:
@@ -161,6 +175,33 @@ class Execution:
                 why = f"its import raised {type(error).__name__}"
                 raise FunctionNotFound(func_path, why) from error
         return callee
+
+    def _ready(self, callee: Callee) -> Callee:
+        """The callee, with what makes its resources."""
+        if callee.whole is None:
+            return self._with_resources(callee)
+        # Its exceptions are explained for each item.
+        whole = self._with_resources(callee.whole, explain=lambda _, error, __: error)
+        return msgspec.structs.replace(callee, whole=whole)
+
+    @property
+    def has_middleware(self) -> bool:
+        """Whether code of the application runs around each run."""
+        return self._middleware is not None
+
+    def batch_call(self, callee: Callee, tasks: Iterable[Task]) -> BatchCall:
+        """One call of a batched function, for the runs of these tasks."""
+
+        async def in_thread(call: Callable[[], Any]) -> Any:
+            return await self._threads.call(call, explain=lambda error: error)
+
+        async def make(items: Items) -> Any:
+            if callee.place == "process":
+                function = self._functions.own_path(items[0].task.func_path)
+                return await self._processes.call_batch(items, function)
+            return await call_function(callee, items, in_thread)
+
+        return BatchCall(callee, {task.id: task for task in tasks}, make)
 
     async def run(self, run: Run, callee: Callee, task_context: TaskContext) -> Outcome:
         """Run the task to its end. Never raises; the worker stops a run by cancelling this.

@@ -18,6 +18,7 @@ import msgspec
 
 from omniq import log
 from omniq.clock import SYSTEM_CLOCK, Clock
+from omniq.concurrency.running_task import CURRENT
 from omniq.errors import (
     InvalidTask,
     NotSealed,
@@ -39,10 +40,11 @@ from omniq.tasks.control import Signal
 from omniq.tasks.error_rules import ErrorRules, explain
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import resolve
-from omniq.tasks.signature import Callee, as_raised, callee_of
+from omniq.tasks.signature import Callee, as_raised, callee_of, item_of
 from omniq.tasks.steps import run_without_loop
 from omniq.tasks.task_builder import TaskBuilder
 from omniq.tasks.task_enqueuer import NewTasks
+from omniq.worker.executors.batch_call import RunningBatch
 from omniq.worker.executors.child_lifetime import ChildLifetime
 from omniq.worker.executors.process_enqueue import (
     Answer,
@@ -279,30 +281,78 @@ class TaskServer:
         except BaseException as error:
             # Importing a module runs it.
             return Reply(error=_record_of(as_raised(error), clock))
+        if callee.whole is not None:
+            return self._serve_batch(callee, callee.whole, task, request)
         task_context = TaskContext(task, request.timeout, self._services)
         try:
             # A new context: what one task sets must not be visible to the next one.
             value = contextvars.Context().run(_call, callee, task, task_context, self._lifetime)
-        except Signal as raised:
-            return _reply_of(raised, clock)
         except BaseException as error:
-            # The user's code may raise anything; all of it goes back as data.
-            rules = (*callee.rules, *self._rules)
-            claim = (task.id, task.token)
-            return Reply(error=explain(as_raised(error), rules, clock.now(), claim))
+            return self._reply_of_error(callee, task, error)
+        return self._reply_of_value(callee, task, value, task_context.warnings)
+
+    def _serve_batch(
+        self, callee: Callee, whole: Callee, first: Task, request: RunRequest
+    ) -> Reply:
+        """Run the tasks of a batch in one call of the function."""
+        assert whole.batch is not None
+        tasks = [first, *map(self._codec.decode_task, request.others)]
+        replies: dict[str, Reply] = {}
+        items: dict[str, Any] = {}
+        for task in tasks:
+            try:
+                items[task.id] = item_of(callee.types, task.args, task.kwargs)
+            except BaseException as error:
+                # Converting runs the code of the item's class.
+                replies[task.id] = self._reply_of_error(callee, task, error)
+        outcomes: list[Any] = []
+        if items:
+            try:
+                given = list(items.values())
+                returned = contextvars.Context().run(self._call_batch, whole, given, first)
+                outcomes = whole.batch.outcomes(returned, len(items))
+            except BaseException as error:
+                outcomes = [error] * len(items)
+        by_id = dict(zip(items, outcomes, strict=True))
+        for task in tasks:
+            if task.id not in replies:
+                outcome = by_id[task.id]
+                replies[task.id] = (
+                    self._reply_of_error(callee, task, outcome)
+                    if isinstance(outcome, BaseException)
+                    else self._reply_of_value(callee, task, outcome, ())
+                )
+        return Reply(items=[replies[task.id] for task in tasks])
+
+    def _call_batch(self, whole: Callee, items: list[Any], first: Task) -> Any:
+        CURRENT.set(RunningBatch.of(TaskContext(first, None, self._services)))
+        self._lifetime.enter()
+        if whole.inject is not None:
+            task_context = TaskContext(first, None, self._services)
+            return self._lifetime.call(whole, (items,), {}, task_context)
+        return self._lifetime.wait_for(whole.func(items))
+
+    def _reply_of_error(self, callee: Callee, task: Task, error: BaseException) -> Reply:
+        clock = self._services.clock
+        if isinstance(error, Signal):
+            return _reply_of(error, clock)
+        # The user's code may raise anything; all of it goes back as data.
+        rules = (*callee.rules, *self._rules)
+        return Reply(error=explain(as_raised(error), rules, clock.now(), (task.id, task.token)))
+
+    def _reply_of_value(
+        self, callee: Callee, task: Task, value: Any, warnings: tuple[str, ...]
+    ) -> Reply:
         try:
             if not keeps_objects(self._codec):
                 value = callee.types.dump_result(value)
             result = TaskResult(
-                task_id=task.id,
-                status=TaskStatus.SUCCESS,
-                result=value,
-                warnings=task_context.warnings,
+                task_id=task.id, status=TaskStatus.SUCCESS, result=value, warnings=warnings
             )
             return Reply(result=self._codec.encode_result(result))
         except BaseException as error:
             # Encoding runs the methods of the value.
-            return Reply(unserialisable=_record_of(error, clock))
+            return Reply(unserialisable=_record_of(error, self._services.clock))
 
     def _find(self, func_path: str) -> Callee:
         callee = self._callees.get(func_path)

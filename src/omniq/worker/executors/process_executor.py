@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,14 @@ from omniq import log
 from omniq.clock import SYSTEM_CLOCK, Clock
 from omniq.concurrency.futures import set_result
 from omniq.errors import NotSealed, OmniqError, SerializationError, StaleClaim
-from omniq.models import Task, TaskError
+from omniq.models import Task, TaskError, TaskResult
 from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal
 from omniq.settings import Settings
 from omniq.storage.urls import WORKER_URL
 from omniq.task_output import check_encoded
 from omniq.tasks.context import TaskContext
 from omniq.tasks.error_rules import ErrorRules
+from omniq.worker.executors.batch_call import Item
 from omniq.worker.executors.child_lifetime import NOT_IMPORTABLE
 from omniq.worker.executors.process_enqueue import RunAnswers
 from omniq.worker.executors.process_protocol import (
@@ -44,6 +46,7 @@ from omniq.worker.executors.process_protocol import (
     decode_reply,
 )
 from omniq.worker.lifespan import Lifespan, importable_path
+from omniq.worker.recycling import ProcessLimits
 
 # A child receives what it needs over its socket; its environment has no secrets that a task could
 # read.
@@ -87,7 +90,9 @@ class ProcessExecutor:
         self._clock = clock
         self._idle: list[_Child] = []
         self._all: set[_Child] = set()
-        self._dying: set[asyncio.Future[int]] = set()
+        self._dying: set[asyncio.Future[Any]] = set()
+        self._retiring: set[asyncio.Future[None]] = set()
+        self._limits = ProcessLimits(settings)
         pickles = isinstance(serializer, CloudpickleSerializer)
         path = None if lifespan is None else importable_path(lifespan)
         config = ChildConfig(
@@ -115,16 +120,39 @@ class ProcessExecutor:
         """
         ahead = self._clock.micros() - SYSTEM_CLOCK.boot_micros()
         request = RunRequest(self._codec.encode_task(task), task_context.timeout, ahead, function)
-        reply = await self._run_in_child(encode_internal(request), task_context)
+        reply = await self._run_in_child(encode_internal(request), task_context, self._max_message)
+        outcome = self._outcome_of(reply)
+        if isinstance(outcome, TaskResult):
+            task_context.warnings = outcome.warnings
+            return outcome.result
+        raise outcome
+
+    async def call_batch(self, items: Sequence[Item], function: str) -> list[Any]:
+        """Run the tasks of a batch in a child, in one call; returns a value or an exception of each.
+
+        When cancelled, the child is killed. Raises a `TaskError` when the child died.
+        """
+        ahead = self._clock.micros() - SYSTEM_CLOCK.boot_micros()
+        first, *others = (self._codec.encode_task(item.task) for item in items)
+        context = items[0].context
+        request = RunRequest(first, context.timeout, ahead, function, others)
+        longest = self._max_message * len(items)
+        reply = await self._run_in_child(encode_internal(request), context, longest)
+        if reply.items is None:
+            # The function could not be found there.
+            return [self._outcome_of(reply)] * len(items)
+        outcomes = map(self._outcome_of, reply.items)
+        return [each.result if isinstance(each, TaskResult) else each for each in outcomes]
+
+    def _outcome_of(self, reply: Reply) -> TaskResult | BaseException:
+        """How a run has ended: its result, or what it is to raise here."""
         if reply.signal is not None:
-            raise reply.signal.to_signal()
+            return reply.signal.to_signal()
         if reply.unserialisable is not None:
-            raise Unserialisable(reply.unserialisable)
+            return Unserialisable(reply.unserialisable)
         if reply.error is not None:
-            raise reply.error
-        result = self._codec.decode_result(reply.result or b"")
-        task_context.warnings = result.warnings
-        return result.result
+            return reply.error
+        return self._codec.decode_result(reply.result or b"")
 
     async def close(self) -> None:
         """Kill all children, also those that run a task, and wait until they have ended.
@@ -144,13 +172,15 @@ class ProcessExecutor:
                 ended.cancel()
 
     async def _finish_idle(self) -> None:
-        finishing = [child for child in self._idle if child.needs_closing and child.is_alive]
+        closing = [child for child in self._idle if child.needs_closing and child.is_alive]
+        finishing: set[asyncio.Future[Any]] = {child.finish() for child in closing}
+        finishing |= self._retiring
         if finishing:
-            ended = asyncio.ensure_future(_all_ended({child.finish() for child in finishing}))
+            ended = asyncio.ensure_future(_all_ended(finishing))
             if not await self._clock.wait(ended, _CLOSE_SECONDS):
                 ended.cancel()
 
-    async def _run_in_child(self, request: bytes, task_context: TaskContext) -> Reply:
+    async def _run_in_child(self, request: bytes, task_context: TaskContext, longest: int) -> Reply:
         died = 0
         answers = RunAnswers(task_context, self._codec)
         for _ in range(_TRIES):
@@ -164,7 +194,7 @@ class ProcessExecutor:
                 reply = await self._wait_started(child)
                 while not reply.is_final:
                     await self._handle(reply, child, task_context, answers)
-                    reply = await child.receive(self._max_message)
+                    reply = await child.receive(longest)
             except (OSError, EOFError, SerializationError):
                 died = await self._drop(child)
                 if reply is not None:
@@ -174,9 +204,27 @@ class ProcessExecutor:
                 raise
             else:
                 child.needs_closing = reply.needs_closing
-                self._idle.append(child)
+                child.runs += 1
+                self._put_back(child)
                 return reply
         raise _death_of(died)
+
+    def _put_back(self, child: _Child) -> None:
+        """Use the child for the next run, unless it has reached a limit: it then closes what it holds, and ends."""
+        if not self._limits.exceeded(child.runs, child.pid):
+            self._idle.append(child)
+            return
+        retiring = asyncio.ensure_future(self._retire(child))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+
+    async def _retire(self, child: _Child) -> None:
+        if child.needs_closing and child.is_alive:
+            ended = asyncio.ensure_future(_all_ended({child.finish()}))
+            if not await self._clock.wait(ended, _CLOSE_SECONDS):
+                ended.cancel()
+        if child in self._all:
+            self._drop(child)
 
     async def _handle(
         self, reply: Reply, child: _Child, task_context: TaskContext, answers: RunAnswers
@@ -253,6 +301,7 @@ class _Child:
 
     def __init__(self) -> None:
         self.is_configured = self.needs_closing = False
+        self.runs = 0
         ours, theirs = socket.socketpair()
         inherited, self._held_pipe = os.pipe()
         try:
@@ -266,6 +315,10 @@ class _Child:
             os.close(inherited)
         ours.setblocking(False)
         self._socket = ours
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -362,5 +415,5 @@ def _describe_exit(code: int) -> str:
         return f"signal {-code}"
 
 
-async def _all_ended(dying: set[asyncio.Future[int]]) -> None:
+async def _all_ended(dying: set[asyncio.Future[Any]]) -> None:
     await asyncio.wait(set(dying))

@@ -93,7 +93,7 @@ class ChildConfig(msgspec.Struct, frozen=True):
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """Asks a child to run one task.
+    """Asks a child to run one task; or, of a batched function, that one and `others` in one call.
 
     `ahead`: how far the store's time is ahead of the boot clock, which the child shares, in microseconds.
     `function`: the path of the task's function. The task may have a name, of which the worker knows
@@ -104,6 +104,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     timeout: float | None
     ahead: int
     function: str
+    others: list[bytes] = []
 
 
 class SignalRecord(msgspec.Struct, frozen=True):
@@ -192,13 +193,15 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: TaskError | None = None
     unserialisable: TaskError | None = None
     signal: SignalRecord | None = None
+    items: list[Reply] | None = None
+    """How each run of a batch has ended."""
     needs_closing: bool = False
     """With the end of a run: the process holds a lifespan or resources, which it has to close."""
 
     @property
     def is_final(self) -> bool:
         """Whether the run has ended."""
-        ends = (self.result, self.error, self.unserialisable, self.signal)
+        ends = (self.result, self.error, self.unserialisable, self.signal, self.items)
         return any(end is not None for end in ends)
 
 

@@ -32,7 +32,7 @@ def with_resources(
     if inject is None or callee.place == "process":
         return callee
     try:
-        injector = Injector(callee.types.resources)
+        injector = Injector(callee.types.resources, in_batch=callee.batch is not None)
     except InvalidTask as error:
         return msgspec.structs.replace(callee, func=_failing(str(error)))
 

@@ -108,11 +108,13 @@ class Ended(msgspec.Struct, frozen=True):
 class Recycle(msgspec.Struct, frozen=True):
     """The process should be replaced by a new one: too many of its threads hang.
 
-    `stuck`: immediately, since its event loop hangs too, in the task `task_id` if that is known.
+    `stuck`: immediately, since its event loop hangs too, in the task `task_id` if that is known. `is_planned`:
+    nothing hangs, and the process has reached a limit of the settings.
     """
 
     stuck: bool = False
     task_id: str = ""
+    is_planned: bool = False
 
 
 class StopAsked(msgspec.Struct, frozen=True):
@@ -162,11 +164,12 @@ class PoolProcess:
         lifespan: Lifespan | str | None = None,
         middleware: Sequence[Middleware | str] = (),
         before_claims: Callable[[], object] = lambda: None,
+        is_replaced: bool = False,
     ) -> None:
         """`deaths`: how other workers of this machine died; the caller adds to it.
 
         `address`: where the storage is, for people. `before_claims` is called when it has started, before
-        the first claim.
+        the first claim. `is_replaced`: a new process takes over when this one has reached a limit.
         """
         self._address = address
         self._before_claims = before_claims
@@ -187,7 +190,7 @@ class PoolProcess:
         )
         self._pool.deaths = deaths
         self._pool.on_blocked_start = lambda error: notify(Ended(error))
-        self._pool.is_supervised = True
+        self._pool.is_supervised, self._pool.is_replaced = True, is_replaced
         self._pool.events.subscribe(self._on_event, kinds=_FOR_SUPERVISOR)
         listeners = [_listener_at(path) for path in config.listeners]
         for listener in listeners:
@@ -380,8 +383,8 @@ class PoolProcess:
         match event:
             case WorkerStarted():
                 self._before_claims()
-            case WorkerRecycling():
-                self._notify(Recycle())
+            case WorkerRecycling(reason=reason):
+                self._notify(Recycle(is_planned=reason != "threads"))
             case WorkerStuck(id=task_id):
                 self._notify(Recycle(stuck=True, task_id=task_id))
             case WorkerStopRequested(restart=restart):

@@ -159,6 +159,8 @@ class Worker:
         self.needs_restart = False
         """Whether `run` returned so that a new process takes over: something hangs in this one, or its code
         has changed."""
+        self.is_restart_planned = False
+        """Whether it needs a restart only because it has reached a limit of the settings."""
         self.was_asked_to_stop = False
         """Whether it ends because an operator asked for that through the storage."""
         self.was_cut_off = False
@@ -292,6 +294,7 @@ class Worker:
             lifespan=self._lifespan,
             middleware=self._middleware,
             before_claims=self.before_claims,
+            is_replaced=self._owns_process,
         )
 
     def _address(self) -> str:
@@ -321,8 +324,9 @@ class Worker:
                 case Recycle(stuck=True, task_id=task_id) if self._owns_process:
                     self.needs_restart = not is_stopping
                     return self._release_and_end(runner, stuck_task=task_id)
-                case Recycle() if self._owns_process:
+                case Recycle(is_planned=is_planned) if self._owns_process:
                     self.needs_restart = not is_stopping
+                    self.is_restart_planned = is_planned
                     deadline = self._stop(runner, deadline, self.config.shutdown_timeout)
                 case _FilesChanged(names) if not is_stopping:
                     self._report_change(names)

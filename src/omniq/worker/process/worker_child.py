@@ -21,6 +21,7 @@ from omniq.worker.process import console
 from omniq.worker.process.supervisor import Worker
 from omniq.worker.process.worker_children import (
     READY,
+    REPLACED,
     STOPPED,
     Command,
     Died,
@@ -75,7 +76,7 @@ def _run(config: WorkerChildConfig, sock: socket.socket, commands: BufferedReade
         console.exit_process(console.report_error(error))
     if worker.needs_restart:
         # The supervisor replaces it, as every child that ends without a command.
-        code = _RECYCLE
+        code = REPLACED if worker.is_restart_planned else _RECYCLE
     elif worker.was_asked_to_stop and code == 0:
         code = STOPPED
     console.exit_process(code, at_once=worker.was_cut_off)

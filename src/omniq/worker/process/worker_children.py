@@ -32,6 +32,9 @@ READY = b"r"
 STOPPED = 79
 """The exit code of a child that an operator has stopped through the storage: it is not replaced."""
 
+REPLACED = 80
+"""The exit code of a child that has reached a limit of the settings: it is replaced, and has not failed."""
+
 _SHORTEST_PAUSE = 0.1
 _LONGEST_PAUSE = 30.0
 _SETTLED_AFTER = 10.0
@@ -263,7 +266,7 @@ class _Slot:
                 child = self._start_child()
             except OSError as error:
                 # Out of memory or of processes: that may be temporary.
-                child, reason = None, str(error)
+                child, code, reason = None, 0, str(error)
             else:
                 if child is None:
                     return self._on_end(0)
@@ -272,7 +275,8 @@ class _Slot:
                     return self._on_end(last)
                 reason = _describe_exit(code)
                 self._on_death(Died(child.pid, _describe_death(code)))
-            deaths = 0 if self._clock.monotonic() - began > _SETTLED_AFTER else deaths + 1
+            is_healthy = self._clock.monotonic() - began > _SETTLED_AFTER or code == REPLACED
+            deaths = 0 if is_healthy else deaths + 1
             pause = backoff(deaths, first=_SHORTEST_PAUSE, longest=_LONGEST_PAUSE)
             pid = 0 if child is None else child.pid
             self._events.emit(ProcessEnded(pid=pid, how=reason, restart_in=pause))
@@ -293,7 +297,7 @@ class _Slot:
         """The exit code of the slot if this child was its last; None when another replaces it."""
         if self._stopping.is_set():
             # A child that was never ready held no task; one that failed may have.
-            return int(child.is_ready and code not in (0, STOPPED))
+            return int(child.is_ready and code not in (0, STOPPED, REPLACED))
         if code == STOPPED or (self._ends_alone and code == 0):
             return 0
         if not self._was_ready and code > 0:
