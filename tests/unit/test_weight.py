@@ -49,7 +49,7 @@ def installed_size(path: Path) -> int:
 
 
 @pytest.mark.slow
-def test_an_installation_is_at_most_ten_megabytes():
+def test_an_installation_is_at_most_eleven_megabytes():
     """Decision 0023 has what it was before NATS, S3, workflows, the history and flow control, and what would halve it."""
     own = sum(installed_size(path) for path in wheel_files())
     others = 0
@@ -59,7 +59,7 @@ def test_an_installation_is_at_most_ten_megabytes():
             if path.is_file() and "__pycache__" not in path.parts:
                 others += installed_size(path)
 
-    assert own + others <= 10 * MEGABYTE
+    assert own + others <= 11 * MEGABYTE
 
 
 def test_the_wheel_for_authors_of_a_storage_has_what_the_other_leaves_out():
