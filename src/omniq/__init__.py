@@ -127,8 +127,8 @@ if TYPE_CHECKING:
     from omniq.storage.base import BaseStorage
     from omniq.storage.pauses import Pause
     from omniq.storage.types import Capabilities
-    from omniq.task_output import OutputChunk
     from omniq.tasks.flow import Flow
+    from omniq.tasks.task_output import OutputChunk
     from omniq.worker import AsyncWorkerPool, WorkerPool
     from omniq.worker.pool_stats import PoolStats
     from omniq.worker.process.supervisor import Worker
@@ -154,7 +154,7 @@ else:
         "Health": "omniq.operations.health",
         "LimitInfo": "omniq.operations.limits",
         "MsgspecSerializer": "omniq.serialization",
-        "OutputChunk": "omniq.task_output",
+        "OutputChunk": "omniq.tasks.task_output",
         "Pause": "omniq.storage.pauses",
         "PoolStats": "omniq.worker.pool_stats",
         "QueueInfo": "omniq.operations.overview",

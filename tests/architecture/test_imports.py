@@ -24,9 +24,8 @@ _version _deprecation errors clock text
 concurrency retry cron events failpoints signing
 settings models metrics
 log outcomes serialization
-gate_rules task_output
-tasks circuit_breaker
-storage.* omniq
+tasks gate_rules
+storage.* circuit_breaker omniq
 storage.memory storage.file storage.sqlite storage.postgres storage.redis storage.nats storage.s3 operations
 storage.urls scheduling
 storage

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from omniq import AsyncTaskQueue, Flow
 from omniq.models import TaskStatus
-from omniq.task_output import StoredChunk, encode_log
+from omniq.tasks.task_output import StoredChunk, encode_log
 from omniq.testing.builders import an_output
 from tests.browser import chromium
 from tests.browser.served import PAGES, SECRET, served

@@ -12,7 +12,7 @@ from omniq.dashboard import Access, Role, create_app
 from omniq.models import Progress, TaskError, TaskStatus
 from omniq.outcomes import Failed, Released
 from omniq.storage.memory import MemoryStorage
-from omniq.task_output import StoredChunk, encode_log
+from omniq.tasks.task_output import StoredChunk, encode_log
 from omniq.testing.builders import an_output
 from omniq.testing.faults import FaultyStorage
 from tests.browser.served import PAGES, bearer, dashboard_client, sign_in

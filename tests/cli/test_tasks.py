@@ -6,7 +6,7 @@ import pytest
 
 from omniq.models import Task, TaskStatus
 from omniq.outcomes import Released, Succeeded
-from omniq.task_output import StoredChunk, encode_log
+from omniq.tasks.task_output import StoredChunk, encode_log
 from omniq.testing.builders import a_result, an_output
 
 

@@ -34,3 +34,22 @@ def test_every_package_and_root_module_with_rules_is_on_the_map():
     packages = {f"{path.parent.name}/" for path in (ROOT / "src" / "omniq").glob("*/__init__.py")}
 
     assert packages <= set(PATHS)
+
+
+PACKAGES = {
+    path.parent: path.read_text(encoding="utf-8").split('"""')[1]
+    for path in sorted((ROOT / "src" / "omniq").rglob("__init__.py"))
+    # Django asks for these two folders, which have one command.
+    if "management" not in path.parts
+}
+
+
+@pytest.mark.parametrize(
+    "folder", [folder for folder in PACKAGES if folder.name != "omniq"], ids=lambda path: path.name
+)
+def test_the_docstring_of_a_package_lists_its_modules(folder):
+    listed = {name.rstrip("/") for name in re.findall(r"`([\w/]+)`", PACKAGES[folder])}
+    modules = {path.stem for path in folder.glob("[!_]*.py")}
+    packages = {path.parent.name for path in folder.glob("*/__init__.py")}
+
+    assert modules | packages <= listed

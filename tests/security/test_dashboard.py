@@ -22,7 +22,7 @@ from omniq.errors import SettingsError
 from omniq.models import Progress, TaskError
 from omniq.outcomes import Failed
 from omniq.storage.memory import MemoryStorage
-from omniq.task_output import StoredChunk, encode_log
+from omniq.tasks.task_output import StoredChunk, encode_log
 from omniq.testing.builders import an_output
 from omniq.testing.clock import ManualClock
 from tests.browser.served import SECRET, VIEWER, bearer, dashboard_client, served, sign_in

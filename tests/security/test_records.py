@@ -165,10 +165,12 @@ async def fuzz_store(url: str, rounds: int, seed: int) -> int:
     for _ in range(rounds):
         for address in draw.choices(addresses, k=10):
             raw_store.write(address, mutated(raw_store.read(address), draw))
-        # Opening and closing may be refused as well.
-        with suppress(OmniqError):
+        try:
             async with open_storage(url) as storage:
                 refused += await use(storage)
+        except OmniqError:
+            # Opening or closing was refused.
+            refused += 1
         restore()
     raw_store.close()
     return refused

@@ -7,7 +7,7 @@ import pytest
 from omniq import TaskQueue
 from omniq.models import TaskError
 from omniq.outcomes import Failed
-from omniq.task_output import StoredChunk, encode_log
+from omniq.tasks.task_output import StoredChunk, encode_log
 from omniq.testing.builders import an_output
 from tests.cli.in_process import run_command
 

@@ -11,11 +11,14 @@ The commands, in the order of `app`, which registers them:
 - `stats`: `omniq stats`, once or live
 - `explain`: `omniq explain`
 - `tasks`, `dead`, `queues`, `schedules`, `workers`, `breakers`: the command groups of these names
+- `functions`, `flows`: `omniq functions`, `omniq flows`
 - `limits`, `events`: `omniq limits`, `omniq events`
 - `purge`: `omniq purge`
 - `dashboard`: `omniq dashboard`
 - `demo`: `omniq demo`; `demo_tasks`: the tasks that it runs
 - `doctor`: `omniq doctor`
+- `check`: `omniq check`
+- `host`: `omniq host`, for stores on NATS
 - `schema`: `omniq schema`
 
 What they share:
@@ -25,6 +28,8 @@ What they share:
 - `options`: options that several commands have
 - `parsing`: durations, instants and JSON values as users type them
 - `output`: what commands print: tables, JSON and confirmation questions
+- `bulk`: changes of all tasks that match
+- `task_page`, `task_output`: everything about one task, and what it has logged and streamed
 - `live_view`: views that are refreshed; `keyboard`: the keys of a live view
 - `text`, `tables`, `screen`: styled text, tables at any width, live views and progress bars
 """

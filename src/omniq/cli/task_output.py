@@ -17,7 +17,7 @@ from omniq.operations.find_tasks import full_id
 from omniq.operations.output_stream import OutputStream
 from omniq.operations.output_view import OutputPart, newest_output, parts_of
 from omniq.queue.async_queue import AsyncTaskQueue
-from omniq.task_output import OutputChunk
+from omniq.tasks.task_output import OutputChunk
 from omniq.text.escaping import visible
 from omniq.worker.process import console
 

@@ -41,7 +41,7 @@ from omniq.operations.newest import newest_tasks
 from omniq.operations.output_view import newest_output, parts_of
 from omniq.operations.task_detail import task_detail
 from omniq.queue.async_queue import AsyncTaskQueue
-from omniq.task_output import OutputChunk
+from omniq.tasks.task_output import OutputChunk
 from omniq.text.to_json import plain
 from omniq.worker.process import console
 

@@ -16,6 +16,9 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `charts` | SVG paths from series of numbers |
 | `connections` | limits connections, and the time that a request may take to arrive |
 | `cookies` | the session, and the message that the next page shows |
+| `flow_graph` | the picture of a flow |
+| `flow_pages` | the pages of flows and events |
+| `flow_queries` | the reads of flows that pages and API share |
 | `history_pages` | the pages of functions, single queues and single workers |
 | `jobs` | bulk changes in the background, and their progress |
 | `kept_forms` | a refused form, shown again with what was typed |

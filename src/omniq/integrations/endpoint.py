@@ -8,7 +8,7 @@
 | `/scale` | JSON for an autoscaler: `oldest_due_age` in seconds, `waiting` tasks, `workers` |
 
 All but `/health` answer only requests whose `Host` is an address, `localhost`, or a name that was
-allowed: a web page could otherwise read them through a name of its own that leads to this machine.
+allowed: a web page could otherwise read them through a name under its control that leads to this machine.
 """
 
 from __future__ import annotations

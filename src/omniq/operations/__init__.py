@@ -20,6 +20,13 @@ Plain data and plain functions, without any layout:
 - `check`: what is stored that the code cannot run, by function and reason.
 - `call_check`: whether the code can make one stored call.
 - `explain`: why a task does not run, or how it ended.
+- `reasons`, `flow_reasons`: the reasons that it gives, and those of tasks in workflows.
+- `event_tail`: what happens in a fleet, as it happens.
+- `start_flow`: starts flows and sends events.
+- `flow_handle`: a flow that was started: its status, nodes, results, cancel and retry.
+- `flow_view`: flows, their nodes and the open events, as operators see them.
+- `output_stream`: follows the output of a task.
+- `output_view`: the output of a task as text.
 - `dead_groups`: dead letters grouped by error.
 - `bulk_actions`: retry, cancel, change, delete and purge many tasks, in steps.
 - `bulk_selection`: the tasks and dead letters that a bulk change is for.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from omniq.errors import ResultTimeout, TaskNotFound
-from omniq.task_output import OutputChunk, OutputPosition
+from omniq.tasks.task_output import OutputChunk, OutputPosition
 
 if TYPE_CHECKING:
     from omniq.storage.base import BaseStorage

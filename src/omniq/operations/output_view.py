@@ -11,7 +11,7 @@ import msgspec
 
 from omniq.operations.redaction import redacted
 from omniq.storage.base import BaseStorage
-from omniq.task_output import LogLevel, OutputChunk
+from omniq.tasks.task_output import LogLevel, OutputChunk
 from omniq.text.to_json import plain
 
 

@@ -5,6 +5,8 @@
 - `dead_letters`: dead letters: read, retry, delete, export
 - `operators`: queues, workers, breakers and limits: list, pause, resume
 - `blocking_operators`: the same for blocking code
+- `bulk`: changes of all tasks that match a filter
+- `deploy_check`: whether new code can run what is stored
 """
 
 from omniq.operations.handle import AsyncTaskHandle as AsyncTaskHandle

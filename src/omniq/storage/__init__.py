@@ -6,15 +6,28 @@
 | `base` | `BaseStorage`: enqueue, claim, record, renew and wait, over the engine |
 | `side_data` | the contract's second part: dead letters, checkpoints, schedules, pauses, retention |
 | `inspection` | the contract's read side |
+| `flows` | the contract's part for workflows |
+| `outputs` | the contract's part for the output of tasks |
+| `controls` | the contract's part for operators: pauses, limits, breakers |
 | `claim_register` | the claims of an owner, who has each of them, compared with what the store says |
 | `types` | values that a storage exchanges with its callers and its backend |
 | `row_rules` | a task as a storage holds it, and every change it may go through |
 | `engine` | every verb of the contract as atomic steps over a backend |
+| `side_engine`, `flow_engine`, `output_engine` | the same for the data beside the queue, for workflows and for output |
+| `insertion`, `flow_insertion` | which rows an enqueue inserts, and which unique keys they hold; the edges of a workflow |
+| `conflicts` | what an enqueue does when its unique key is held |
 | `step` | one atomic step: the rows it has read, and what becomes of them |
 | `claim` | which rows an owner gets, and in which order |
+| `fairness` | the place in line of tasks with a `fair_key` |
+| `sequences` | tasks with one key, one at a time and in order |
+| `release_waiters` | what the end of a record changes in others |
+| `pauses` | queues and functions of which nothing is claimed |
+| `incarnation` | notices that a store has gone back to an earlier state |
 | `gate_states` | limits and breakers in one step: who enters, who is parked, who is offered room |
 | `sealed_documents` | how schedules and checkpoints are stored, and those of an older omniq, which wait for a seal |
 | `pending_hooks` | calls of `on_dead` that are recorded with a dead letter until they are made |
+| `stored_output` | the output of tasks as documents |
+| `run_history` | counts of runs by minute and hour, ended workers, operator actions |
 | `worker_requests` | what one worker is asked to do, and its answers |
 | `row_seals` | what a key protects of a row beside its body: dead letters, unique keys, how it may run |
 | `known_rows` | the rows that a storage object has claimed: plans their outcomes for fast paths |
@@ -27,6 +40,7 @@
 | `enqueue_batcher` | writes concurrent enqueues together, for backends on a server |
 | `wakeups` | wake-ups within one process |
 | `permissions` | refuses files and folders that other users may write to |
+| `connection_advice` | what to do about a server that does not answer |
 | `memory`, `file`, `sqlite`, `postgres`, `redis`, `nats`, `s3` | the backends, a package each |
 | `log` | the common part of backends on a log that can only be appended to |
 """

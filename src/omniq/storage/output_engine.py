@@ -9,7 +9,7 @@ from omniq.storage import stored_output
 from omniq.storage.backend import Changes, Document, Record, Section
 from omniq.storage.side_engine import SideEngine, atomic, attach, current_rows
 from omniq.storage.stored_output import Bounds, OutputCodec, OutputQuery
-from omniq.task_output import OutputBatch, OutputPage
+from omniq.tasks.task_output import OutputBatch, OutputPage
 
 _PURGED = 20
 """Tasks whose output one step deletes: each may have many pages."""

@@ -9,7 +9,7 @@ from omniq.failpoints import hit
 from omniq.models import check_id, check_int
 from omniq.storage.side_data import SideData
 from omniq.storage.stored_output import Bounds, OutputQuery
-from omniq.task_output import MAX_CHUNK, OutputBatch, OutputPage, OutputPosition
+from omniq.tasks.task_output import MAX_CHUNK, OutputBatch, OutputPage, OutputPosition
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two looks for output: more and more while there is none."""

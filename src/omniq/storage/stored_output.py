@@ -18,7 +18,7 @@ from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.settings import Settings
 from omniq.signing import open_document, seal_document
 from omniq.storage.backend import ANY, Document, DocumentChange, DocumentQuery, Record, Section
-from omniq.task_output import (
+from omniq.tasks.task_output import (
     OutputBatch,
     OutputChunk,
     OutputPage,

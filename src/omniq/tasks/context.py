@@ -16,7 +16,6 @@ from omniq.errors import InvalidTask, OmniqError, SerializationError, StaleClaim
 from omniq.models import PermanentError, Progress, Task, TaskError, check_key
 from omniq.outcomes import Succeeded
 from omniq.serialization import Serializer, keeps_objects
-from omniq.task_output import JsonValue, LogLevel, encode_chunk, encode_log
 from omniq.tasks.checkpoint import Checkpoint, Cursor, Source
 from omniq.tasks.children import ChildTasks
 from omniq.tasks.control import Signal, Snooze
@@ -36,6 +35,7 @@ from omniq.tasks.steps import (
     task_key,
 )
 from omniq.tasks.task_enqueuer import OptionsEnqueuer, TaskEnqueuer, enqueue_calls, enqueuer_with
+from omniq.tasks.task_output import JsonValue, LogLevel, encode_chunk, encode_log
 from omniq.tasks.transaction import Transaction
 
 P = ParamSpec("P")

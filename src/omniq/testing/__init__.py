@@ -12,9 +12,9 @@ For tests of a storage backend; all but `builders` are in the distribution omniq
 
 - `contract`: the test suite that every backend passes.
 - `builders`: tasks, results, errors and outcomes with default values.
-- `model`, `model_tasks`, `model_gates`, `model_views`: a simple model of the contract.
+- `model`, `model_tasks`, `model_gates`, `model_turns`, `model_flows`, `model_views`: a simple model of the contract.
 - `state_machine`, `state_machine_steps`, `state_machine_stores`: random calls on a backend, compared
-  with the model.
+  with the model. `flow_machine`: the same for workflows.
 
 For tests with processes, networks and servers:
 
@@ -22,6 +22,7 @@ For tests with processes, networks and servers:
 - `virtual_time`: the event loop and the clocks of a simulation (omniq-contract).
 - `plugin`: pytest fixtures with real PostgreSQL and Redis servers.
 - `servers`, `server_process`, `server_programs`: how these servers are started, supervised and found.
+- `standby`: a PostgreSQL server with a standby. `redis_groups`: Redis behind Sentinels, and a cluster. `s3_servers`: S3 servers.
 - `fault_proxy`: a TCP proxy that cuts, delays and refuses connections to a server (omniq-contract).
 """
 

@@ -17,7 +17,7 @@ from omniq.outcomes import (
     Snoozed,
     Succeeded,
 )
-from omniq.task_output import OutputBatch, StoredChunk, encode_chunk
+from omniq.tasks.task_output import OutputBatch, StoredChunk, encode_chunk
 
 OutcomeKind = Literal[
     "succeeded", "retried", "held", "rescheduled", "failed", "snoozed", "released", "cancelled"

@@ -27,7 +27,7 @@ from omniq.models import Progress, Runnable, Task, TaskError, TaskResult, TaskSt
 from omniq.outcomes import Failed, Outcome, Released, Rescheduled, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage.types import GivenBack, Renewal
-from omniq.task_output import OutputBatch
+from omniq.tasks.task_output import OutputBatch
 from omniq.testing.clock import ManualClock
 from omniq.testing.model_tasks import RETRYING, RUNNING, ModelTasks, Record
 from omniq.testing.model_turns import order_of

@@ -18,7 +18,7 @@ from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.types import GivenBack, PendingHook
-from omniq.task_output import encode_chunk
+from omniq.tasks.task_output import encode_chunk
 from omniq.testing.clock import ManualClock
 from omniq.testing.model import Owner
 

@@ -9,6 +9,8 @@
 - `demand`: when to claim and how many; a state machine.
 - `drain`: runs what is there until nothing is left.
 - `refused_outcomes`: finds and holds the outcomes that the store refuses.
+- `unknown_functions`: what happens to tasks that no function here can run.
+- `waiting_counter`: counts the waiting tasks, for statistics.
 - `running_tasks`: the tasks that run now, with their timeouts.
 - `batches`: which claimed tasks share a call, and when it is made.
 - `recycling`: when a process is to be replaced by a new one.
@@ -27,6 +29,10 @@
 - `resources`: makes and closes what parameters with a `Resource` receive.
 - `middleware`: functions of the application around each run.
 - `task_services`: what running tasks can ask of the worker.
+- `task_handles`: handles of the tasks that a running task has enqueued.
+- `flow_access`: the records of a workflow, for running tasks.
+- `output_writer`: stores the output of running tasks in batches.
+- `run_recorder`: counts runs by the minute. `code_version`: the version of the application's code.
 - `stats_recorder` and `pool_stats`: the numbers of a pool, and the events of its tasks.
 - `import_path`: where the processes of a worker import modules from.
 - `storage_session`: opens and closes the storage of a pool.

@@ -278,7 +278,7 @@ class Batches:
     async def _call(self, runs: Sequence[BatchRun], callee: Callee) -> None:
         """Bring each run to the call, make it, and bring each run to its end.
 
-        Without middleware no run has code of the application of its own: all share this asyncio task.
+        Without middleware no code of the application runs for one item alone: all share this asyncio task.
         """
         call = self._execution.batch_call(callee, [run.task for run in runs])
         jobs: dict[str, asyncio.Task[None]] = {}

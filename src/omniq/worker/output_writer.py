@@ -16,7 +16,7 @@ from omniq.concurrency.backoff import backoff
 from omniq.concurrency.futures import finish
 from omniq.models import Task
 from omniq.storage.base import BaseStorage
-from omniq.task_output import OutputBatch, StoredChunk
+from omniq.tasks.task_output import OutputBatch, StoredChunk
 from omniq.worker.problems import ProblemReports
 
 _INTERVAL, _SLOW_INTERVAL = 0.2, 1.0

@@ -50,6 +50,9 @@ class PoolRuntime:
     closes everything however it ends. Its parts report to it: it implements `PoolEvents`.
     """
 
+    _asked_stop: asyncio.Task[bool] | None = None
+    _was_forced = _is_draining = False
+
     def __init__(
         self,
         storage: BaseStorage,
@@ -65,10 +68,9 @@ class PoolRuntime:
         is_supervised: bool = False,
         is_replaced: bool = False,
     ) -> None:
-        """`had_to_wait`: the store could not be reached when the pool was to start first.
+        """`had_to_wait`: the store could not be reached when the pool was to start first. `deaths`: how workers of this machine died.
 
-        `deaths`: how workers of this machine died. `wrappers` surround each enqueue by a task.
-        `on_blocked_start`: the lifespan blocks the loop. `is_supervised`: `omniq worker` stops it. `is_replaced`: see the pool.
+        `wrappers` surround each enqueue by a task. `on_blocked_start`: the lifespan blocks the loop. `is_supervised`: `omniq worker` stops it. `is_replaced`: see the pool.
         """
         self._storage = storage
         self._session = session
@@ -78,7 +80,6 @@ class PoolRuntime:
         self._wrappers = wrappers
         self._on_blocked_start = on_blocked_start
         self._is_supervised, self._is_replaced = is_supervised, is_replaced
-        self._asked_stop: asyncio.Task[bool] | None = None
         self._events = dispatcher
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         self._started: asyncio.Future[None] = self._loop.create_future()
@@ -92,7 +93,6 @@ class PoolRuntime:
         self._threads: ThreadExecutor | None = None
         leaked, most = (lambda: self.leaked_threads), config.max_leaked_threads
         self.recycling = Recycling(storage, dispatcher, leaked, most)
-        self._was_forced = self._is_draining = False
         self._watch = LeaseWatch(storage.clock, config.lease, self._has_outcomes, deaths)
         if had_to_wait:
             self._watch.had_to_wait()
@@ -323,8 +323,6 @@ class PoolRuntime:
         running = self._make_running_tasks(parts, maintenance, functions, unknown, state)
         self._running = running
         self._claim_loop = claim_loop = self._make_claim_loop(running, unknown)
-        if self._is_replaced:
-            self.recycling.limit(lambda: sum(self._stats.totals()) + len(claim_loop.outcomes()))
         parts.on_exit("retire", claim_loop.retire)
         self._start_heartbeat(parts, running, unknown, functions)
         parts.on_exit("store progress and history", maintenance.store_rest)
@@ -353,6 +351,8 @@ class PoolRuntime:
         storage, running, maintenance = self._storage, self._running, self._maintenance
         assert running is not None
         assert maintenance is not None
+        if self._is_replaced:
+            self.recycling.limit(lambda: sum(self._stats.totals()) + len(claim_loop.outcomes()))
         parts.start_loops(
             listen=claim_loop.listen,
             count=claim_loop.counter.run,

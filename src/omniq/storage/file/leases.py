@@ -198,7 +198,7 @@ class Leases:
     def remove_leftovers(self) -> None:
         """Remove the other files of owners that have no lease, and old fences.
 
-        Not of other programs: one that puts the folder back writes drafts under names of its own, and files that
+        Not of other programs: one that puts the folder back writes drafts under other names, and files that
         it has yet to rename or to give their times.
         """
         alive = self.all()

@@ -200,7 +200,7 @@ class Target:
             late = connect_timeout(seconds, tls=False)
             raise self.wrap_error(late, server) from error
         except Exception as error:
-            # Also what the driver raises as none of its own classes: it calls none of our code here.
+            # Also what the driver raises that is none of its classes: it calls none of our code here.
             is_quoting = _is_parse_error(error)
             raise self.wrap_error(error, server) from (None if is_quoting else error)
 

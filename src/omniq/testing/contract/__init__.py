@@ -20,6 +20,7 @@ The class may add tests; replacing one raises `TypeError`. Where backends differ
 
 - `lifecycle`: opening and closing.
 - `enqueue`: which tasks are stored and which are refused.
+- `conflicts`: what an enqueue does when its unique key is held.
 - `values`: arguments and results are returned unchanged.
 - `claim`: which tasks a claim returns.
 - `order`: the order of claimed tasks.
@@ -40,6 +41,10 @@ The class may add tests; replacing one raises `TypeError`. Where backends differ
 - `run_history`: counts of runs by minute and hour, versions, ended workers.
 - `fairness`: keys that take turns, and ageing.
 - `sequences`: tasks that run one at a time, in order.
+- `limits`: limits that count units and can be changed, and pauses with an end.
+- `dependencies`: tasks that wait for others.
+- `groups`: groups and flows, which end, are cancelled and retried as a whole.
+- `suspension`: running tasks that wait for others and hold nothing.
 - `queues_and_gates`: paused queues, limits, rates and circuit breakers.
 - `waiting`: waits for work and for results.
 - `transactions`: the user's transactions and those of tasks.

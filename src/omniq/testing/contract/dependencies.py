@@ -51,7 +51,7 @@ async def end(storage: BaseStorage, other: BaseStorage, clock: ManualClock, how:
             clock.advance(60)
             assert await storage.reserve(1, queues=["default"]) == []
         case "crash limit":
-            # Its next claim is one of a new owner, with a lease of its own.
+            # Its next claim is one of a new owner, with a new lease.
             await storage.retire()
             await other.reserve(1, queues=["default"])
             clock.advance(LEASE)

@@ -13,7 +13,7 @@ from omniq.outcomes import Failed
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
 from omniq.storage.stored_output import OUTPUT, OUTPUT_PAGE
-from omniq.task_output import MAX_CHUNK, OutputBatch, OutputPosition, StoredChunk
+from omniq.tasks.task_output import MAX_CHUNK, OutputBatch, OutputPosition, StoredChunk
 from omniq.testing.builders import (
     FINAL_KINDS,
     RELEASING_KINDS,

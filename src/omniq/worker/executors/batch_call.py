@@ -2,7 +2,7 @@
 
 Each run goes its own way, with its own context and middleware, to the point where a function of one task
 would be called. There it waits for the others; then the function is called once, and each run goes on
-with the outcome of its own item.
+with the outcome of its item.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from omniq.models import Task, TaskError, TaskResult
 from omniq.serialization import CloudpickleSerializer, Serializer, encode_internal
 from omniq.settings import Settings
 from omniq.storage.urls import WORKER_URL
-from omniq.task_output import check_encoded
 from omniq.tasks.context import TaskContext
 from omniq.tasks.error_rules import ErrorRules
+from omniq.tasks.task_output import check_encoded
 from omniq.worker.executors.batch_call import Item
 from omniq.worker.executors.child_lifetime import NOT_IMPORTABLE
 from omniq.worker.executors.process_enqueue import RunAnswers
