@@ -4,7 +4,8 @@ Fills a store through the storage contract, with a clock that moves through the 
 tasks have ended (most succeeded, some were cancelled, a few are dead letters), the others wait in many
 queues; a few run. Then requests every page, every filter and every route of the API: once in a
 dashboard that was just started, and several times later, each more than a second after the last, so
-that no answer comes from a cache.
+that no answer comes from a cache. Meanwhile another process enqueues and runs 20 tasks a second. `CPU` is
+that of the process of the dashboard, which also renders the page.
 
     python -m benchmarks.dashboard_pages [--backend sqlite] [--tasks 1000000] [--rounds 5]
     python -m benchmarks.dashboard_pages --url URL      # fills it only if it is empty
@@ -16,32 +17,40 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import asyncpg
 import httpx
 
-from omniq import AsyncTaskQueue
+from omniq import AsyncTaskQueue, task
 from omniq.dashboard import Access, create_app
 from omniq.models import Task, TaskError, TaskResult, TaskStatus
 from omniq.outcomes import Cancelled, Failed, Outcome, Retried, Succeeded
 from omniq.settings import Settings
 from omniq.storage.base import BaseStorage
+from omniq.storage.run_counts import FunctionCounts, PeriodCounts, RunCounts
 from omniq.storage.urls import open_storage
 from omniq.testing.clock import ManualClock
 from omniq.testing.servers import PostgresServer, RedisServer
 
 SECRET = "secret-of-the-benchmark"
 BATCH = 1_000
+TASKS_PER_SECOND = 20
+HISTORY_FUNCTIONS = 50
 AGE = timedelta(days=7)
 RESULT_TTL = 30 * 86_400.0
 RUNNING = 8
+ERRORS = [f"{name} was refused" for name in "abcdefghi"]
 RARE = ("rare", "shop.rare", "tenant=rare")
 """A queue, a function and metadata that five of the oldest tasks have."""
 
@@ -100,9 +109,9 @@ async def finish(storage: BaseStorage, start: int) -> None:
 
 
 def outcome_of(storage: BaseStorage, task: Task, number: int) -> Outcome:
-    if number % 250 == 0:
-        error = TaskError("no such card", error_type="CardError", traceback="Traceback …")
-        return Failed(task.id, task.token, error, "exhausted" if number % 500 else "permanent")
+    if number % 60 == 0:
+        error = TaskError(ERRORS[number // 60 % 9], error_type="CardError", traceback="Traceback …")
+        return Failed(task.id, task.token, error, "exhausted" if number % 120 else "permanent")
     if number % 97 == 0:
         return Cancelled(task.id, task.token, "by request")
     now = storage.clock.now()
@@ -125,6 +134,25 @@ async def fail_some(storage: BaseStorage) -> None:
     await storage.record([Retried(task.id, task.token, error, later) for task in claimed])
 
 
+async def fill_history(url: str) -> None:
+    """Store three days of runs by the minute, of 50 functions in ten queues."""
+    async with open_storage(url) as storage:
+        now = int(storage.clock.now().timestamp()) // 60 * 60
+        lines = [
+            FunctionCounts(
+                f"shop.work_{number}", f"queue-{number % 10}", RunCounts(9, 0, 1, 0, 3.0, [9], [10])
+            )
+            for number in range(HISTORY_FUNCTIONS)
+        ]
+        total = RunCounts(450, 0, 50, 0, 150.0, [450], [500])
+        starts = range(now - 3 * 86_400, now - 300, 60)
+        for first in range(0, len(starts), 200):
+            minutes = [PeriodCounts(each, total, lines) for each in starts[first : first + 200]]
+            await storage.add_run_counts(minutes)
+        while await storage.merge_run_counts():
+            pass
+
+
 # Requests
 
 
@@ -141,16 +169,24 @@ async def pages_of(storage: BaseStorage) -> list[str]:
     newest = (await storage.list_tasks(limit=1))[0].id
     tasks += [f"/tasks?id={newest[:4]}", f"/tasks?id={newest[:12]}", f"/tasks?id={newest}"]
     tasks += ["/tasks?limit=500", "/tasks?status=success&limit=500"]
+    tasks += [f"/tasks?q={text}" for text in ("fn:work_3", "customer77", "error:refused", "zzzz")]
+    tasks += ["/tasks?q=arg.0:999990", "/tasks?q=meta.tenant:rare", "/tasks?q=error:zzzz"]
     single = [
         f"/tasks/{(await storage.list_tasks(status=status, limit=1))[0].id}"
         for status in TaskStatus
     ]
     dead_letters = ["/dead", "/dead?reason=permanent", "/dead?function=shop.work_2"]
-    others = ["/workers", "/schedules", "/queues"]
+    dead_letters += ["/dead?error=zzzz", "/dead?sort=count"]
+    (worker, *_) = await storage.workers()
+    html = [f"/?range={span}" for span in ("24h", "30d")]
+    html += [f"/functions?range={span}" for span in ("1h", "24h", "30d")]
+    html += ["/functions/shop.work_3?range=24h", "/queues/queue-7", "/queues/default?range=24h"]
+    html += [f"/workers/{worker.id}", "/audit", "/jobs", "/tasks/new", "/schedules/new"]
+    others = ["/workers", "/schedules", "/queues", "/limits", "/flows", "/events"]
     requested = [*tasks, *single, *dead_letters, *others]
     more = [f"{page}/explanation" for page in single] + ["/dead/groups", "/overview", "/breakers"]
     api = [f"/api{page}" for page in (*requested, *more, "/storage")]
-    return ["/", *requested, "/storage", "/api", *api]
+    return ["/", *html, *requested, "/storage", "/api", *api]
 
 
 @asynccontextmanager
@@ -170,26 +206,33 @@ async def dashboard(url: str) -> AsyncIterator[httpx.AsyncClient]:
                 await app.state.dashboard.sampler.close()
 
 
-async def timed(client: httpx.AsyncClient, page: str) -> float:
-    """Return the milliseconds until the page is complete."""
-    began = time.perf_counter()
+class Time(NamedTuple):
+    """Milliseconds until the page is complete, and of CPU."""
+
+    wall: float
+    cpu: float
+
+
+async def timed(client: httpx.AsyncClient, page: str) -> Time:
+    """Request the page."""
+    began, cpu = time.perf_counter(), time.process_time()
     answer = await client.get(page)
-    taken = (time.perf_counter() - began) * 1000
+    taken = Time((time.perf_counter() - began) * 1000, (time.process_time() - cpu) * 1000)
     assert answer.status_code == 200, (page, answer.status_code, answer.text)
     return taken
 
 
-async def first_event(client: httpx.AsyncClient) -> float:
-    """Return the milliseconds until the first event of the live stream."""
-    began = time.perf_counter()
+async def first_event(client: httpx.AsyncClient) -> Time:
+    """Wait for the first event of the live stream."""
+    began, cpu = time.perf_counter(), time.process_time()
     stream = client.dashboard.sampler.watch()  # type: ignore[attr-defined]
     await anext(stream)
-    taken = (time.perf_counter() - began) * 1000
+    taken = Time((time.perf_counter() - began) * 1000, (time.process_time() - cpu) * 1000)
     await stream.aclose()
     return taken
 
 
-async def page_backwards(client: httpx.AsyncClient, count: int = 20) -> list[float]:
+async def page_backwards(client: httpx.AsyncClient, count: int = 20) -> list[Time]:
     """Request one page after the other, from the newest backwards."""
     taken, cursor = [], ""
     for _ in range(count):
@@ -202,13 +245,13 @@ async def page_backwards(client: httpx.AsyncClient, count: int = 20) -> list[flo
 async def measure(url: str, rounds: int) -> None:
     async with open_storage(url) as storage:
         pages = await pages_of(storage)
-        first: dict[str, float] = {}
+        first: dict[str, Time] = {}
         for page in pages:
             async with dashboard(url) as client:
                 first[page] = await timed(client, page)
         async with dashboard(url) as client:
             first["(first event of the live stream)"] = await first_event(client)
-            later: dict[str, list[float]] = {page: [] for page in pages}
+            later: dict[str, list[Time]] = {page: [] for page in pages}
             for _ in range(rounds):
                 for page in pages:
                     later[page].append(await timed(client, page))
@@ -217,15 +260,21 @@ async def measure(url: str, rounds: int) -> None:
     report(first, later)
 
 
-def report(first: dict[str, float], later: dict[str, list[float]]) -> None:
-    def worst(page: str) -> float:
-        return max(first.get(page, 0.0), *later.get(page, [0.0, 0.0]))
+def report(first: dict[str, Time], later: dict[str, list[Time]]) -> None:
+    p95 = {page: percentile_95([each.wall for each in taken]) for page, taken in later.items()}
+    print(f"{'first ms':>9} {'median':>8} {'p95':>8} {'CPU':>8}  page")
+    for page in sorted({**first, **later}, key=lambda each: p95.get(each, 0.0), reverse=True):
+        taken = later.get(page) or [first[page]]
+        median = statistics.median(each.wall for each in taken)
+        cpu = statistics.median(each.cpu for each in taken)
+        opened = first[page].wall if page in first else 0.0
+        print(f"{opened:9.1f} {median:8.1f} {p95.get(page, 0.0):8.1f} {cpu:8.1f}  {page}")
+    slow = [page for page, each in p95.items() if each > 150]
+    print(f"{len(slow)} of {len(p95)} with a p95 above 150 ms")
 
-    print(f"{'first ms':>9} {'median':>8} {'slowest':>8}  page")
-    for page in sorted({**first, **later}, key=worst, reverse=True):
-        taken = later.get(page, [])
-        numbers = (statistics.median(taken), max(taken)) if taken else (0.0, 0.0)
-        print(f"{first.get(page, 0.0):9.1f} {numbers[0]:8.1f} {numbers[1]:8.1f}  {page}")
+
+def percentile_95(values: list[float]) -> float:
+    return sorted(values)[int(len(values) * 0.95)]
 
 
 async def prepare(url: str, total: int) -> None:
@@ -235,6 +284,7 @@ async def prepare(url: str, total: int) -> None:
         began = time.perf_counter()
         await fill(url, total)
         await finish_background_work(url)
+        await fill_history(url)
         print(f"filled with {total:,} tasks in {time.perf_counter() - began:.0f} s")
 
 
@@ -253,7 +303,33 @@ async def run(url: str, total: int, rounds: int) -> None:
     async with open_storage(url) as worker:
         await worker.renew(lease=3600, concurrency=RUNNING)
         await worker.reserve(RUNNING)
-        await measure(url, rounds)
+        with load(url):
+            await measure(url, rounds)
+
+
+@contextmanager
+def load(url: str) -> Iterator[None]:
+    """Enqueue and run 20 tasks a second in another process."""
+    command = [sys.executable, "-m", "benchmarks.dashboard_pages", "--work", "--url", url]
+    with subprocess.Popen(command) as working:
+        try:
+            yield
+        finally:
+            working.terminate()
+
+
+@task
+async def small(number: int) -> int:
+    """A task of the load."""
+    return number
+
+
+async def work(url: str) -> None:
+    """Enqueue and run 20 tasks a second until the process is terminated."""
+    async with AsyncTaskQueue(url) as queue, queue.worker(concurrency=4, queues=["load"]):
+        for number in itertools.count():
+            await queue.options(queue="load").enqueue(small, number)
+            await asyncio.sleep(1 / TASKS_PER_SECOND)
 
 
 def main() -> None:
@@ -261,8 +337,12 @@ def main() -> None:
     parser.add_argument("--backend", choices=("sqlite", "postgres", "redis", "file"))
     parser.add_argument("--url")
     parser.add_argument("--tasks", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--work", action="store_true", help="only enqueue and run tasks")
     given = parser.parse_args()
+    if given.work:
+        asyncio.run(work(given.url))
+        return
     if given.url:
         asyncio.run(run(given.url, given.tasks, given.rounds))
         return

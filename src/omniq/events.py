@@ -368,6 +368,15 @@ class WorkerStopRequested(Event, frozen=True, kw_only=True):
     restart: bool = False
 
 
+class WorkerResized(Event, frozen=True, kw_only=True):
+    """Emitted when an operator has changed how many tasks a worker runs at a time."""
+
+    name: ClassVar[str] = "worker.resized"
+    owner: str
+    slots: int
+    before: int
+
+
 class WorkerStopped(Event, frozen=True, kw_only=True):
     """Emitted when a worker has ended; it returned `released` tasks unfinished.
 

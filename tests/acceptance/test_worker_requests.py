@@ -1,13 +1,14 @@
-"""`queue.workers.stop`, `ping` and `functions`: real `omniq worker` processes follow what is stored for them."""
+"""`queue.workers.stop`, `set_slots`, `ping` and `functions`: real `omniq worker` processes follow what is stored for them."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from omniq import AsyncTaskQueue, TaskQueue, TaskStatus
-from omniq.events import Event, WorkerStopRequested
+from omniq import AsyncTaskQueue, TaskQueue, TaskStatus, task
+from omniq.events import Event, WorkerResized, WorkerStopRequested
 from omniq.models import WorkerInfo
 from tests.acceptance.command import PATIENCE, wait_until, worker_pids
 from tests.faults.shared_stores import SHARED, url_of
@@ -25,6 +26,15 @@ LEASE = ("--lease", "3")
 @pytest.fixture(params=SHARED)
 def url(request: pytest.FixtureRequest, folder: Path) -> str:
     return url_of(request.param, folder, request)
+
+
+MEETING: list[asyncio.Barrier] = []
+
+
+@task
+async def meet() -> str:
+    await MEETING[0].wait()
+    return "met"
 
 
 def the_workers(queue: TaskQueue, count: int) -> list[WorkerInfo]:
@@ -109,6 +119,32 @@ def test_a_ping_returns_how_long_it_took_and_which_functions_the_worker_has(run_
     assert "tasks.system" not in pong.functions
     assert queue.workers.functions(info.id) == pong.functions
     assert queue.workers.ping("nobody-has-this-id") is None
+
+
+async def test_a_worker_runs_more_tasks_at_a_time_when_an_operator_says_so(url):
+    MEETING[:] = [asyncio.Barrier(3)]
+    async with AsyncTaskQueue(url) as queue:
+        pool = queue.worker(lease=3, concurrency=1)
+        emitted: list[Event] = []
+        pool.events.subscribe(emitted.append, kinds=(WorkerResized,))
+        async with pool:
+            (info,) = await queue.workers()
+            assert await queue.workers.set_slots(info.id, 3)
+            handles = [await queue.enqueue(meet) for _ in range(3)]
+            # The three wait for each other, so they return only when all run at the same time.
+            assert {await handle.result(PATIENCE) for handle in handles} == {"met"}
+            assert [(await pool_slots(queue)), pool.stats().workers_count] == [3, 3]
+    assert [(each.before, each.slots) for each in emitted] == [(1, 3)]
+
+
+async def pool_slots(queue: AsyncTaskQueue) -> int:
+    """The slots that the only worker reports, once it has reported new ones."""
+    for _ in range(int(PATIENCE * 10)):
+        (info,) = await queue.workers()
+        if info.concurrency != 1:
+            break
+        await asyncio.sleep(0.1)
+    return info.concurrency
 
 
 async def test_a_pool_in_an_application_stops_as_asked(url):

@@ -1,4 +1,4 @@
-"""`omniq workers`: list, pause, resume, stop and ping workers, and list what they can run."""
+"""`omniq workers`: list, pause, resume, stop, resize and ping workers, and list what they can run."""
 
 from __future__ import annotations
 
@@ -134,6 +134,28 @@ def stop(
                 output.print_json({"worker": worker_id, "stopping": True})
             else:
                 output.print_line(f"stopping: {worker_id}")
+
+    with_queue(url, work)
+
+
+@app.command()
+def slots(
+    worker: Annotated[
+        str, Argument(metavar="ID", help="Id of a worker, or its beginning.", complete="worker")
+    ],
+    number: Annotated[int, Argument(metavar="N", help="How many tasks may run at a time.")],
+    url: Url = None,
+    as_json: Json = False,
+) -> None:
+    """Change how many tasks one worker runs at a time, until it ends. It reads this at its next heartbeat."""
+
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        (worker_id,) = await _full_ids(task_queue, [worker])
+        _check_alive(worker_id, await task_queue.workers.set_slots(worker_id, number))
+        if as_json:
+            output.print_json({"worker": worker_id, "slots": number})
+        else:
+            output.print_line(f"{worker_id}: {count_of(number, 'slot')} from its next heartbeat on")
 
     with_queue(url, work)
 

@@ -151,6 +151,12 @@ class WorkerId(ActionRequest, frozen=True, kw_only=True):
     id: Id
 
 
+class SetSlots(WorkerId, frozen=True, kw_only=True):
+    """A worker, and how many tasks it is to run at a time."""
+
+    slots: Annotated[int, Meta(ge=1)]
+
+
 class ScheduleId(ActionRequest, frozen=True, kw_only=True):
     """A schedule."""
 

@@ -32,6 +32,7 @@ from omniq.dashboard.action_requests import (
     RetryTasks,
     ScheduleId,
     SendEvent,
+    SetSlots,
     TaskIds,
     WorkerId,
 )
@@ -222,6 +223,13 @@ async def restart_worker(state: AppState, request: WorkerId) -> ActionResult:
     return ActionResult(message=f"Worker {request.id} restarts at its next heartbeat")
 
 
+async def set_slots(state: AppState, request: SetSlots) -> ActionResult:
+    if not await state.storage.set_slots(request.id, request.slots):
+        raise _no_live_worker(request.id)
+    slots = count_of(request.slots, "slot")
+    return ActionResult(message=f"Worker {request.id} has {slots} from its next heartbeat on")
+
+
 async def pause_queue(state: AppState, request: QueueName) -> ActionResult:
     await state.storage.pause_queue(request.queue)
     return ActionResult(message=f"Queue {request.queue} paused")
@@ -358,6 +366,9 @@ ACTIONS = {
         Action("breakers/close", "Close a circuit breaker", BreakerName, close_breaker),
         Action("workers/stop", "Stop a worker", WorkerId, stop_worker),
         Action("workers/restart", "Restart a worker", WorkerId, restart_worker),
+        Action(
+            "workers/slots", "Change how many tasks a worker runs at a time", SetSlots, set_slots
+        ),
         Action("schedules/put", "Add or replace a schedule", PutSchedule, put_schedule),
         Action("schedules/delete", "Delete a schedule", ScheduleId, delete_schedule),
         Action("flows/cancel", "Cancel a flow and all of its nodes", FlowId, cancel_flow),

@@ -119,6 +119,7 @@ async def worker(request: Request) -> Response:
         worker=view.worker if view is not None else gone.worker if gone else None,
         ended=None if view is not None else gone,
         tasks=() if view is None else view.tasks,
+        requests=() if view is None else view.requests,
         history=history,
         range_text=range_of(history.range).text,
         charts=history_charts(history),

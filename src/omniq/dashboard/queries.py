@@ -25,6 +25,7 @@ from omniq.operations.task_match import TaskPage
 from omniq.scheduling.due_times import task_id_at
 from omniq.storage.base import BaseStorage
 from omniq.storage.run_counts import OTHERS
+from omniq.storage.types import WorkerRequest
 from omniq.text.masking import is_secret_name
 from omniq.text.to_json import plain
 
@@ -112,11 +113,19 @@ class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No query parameters."""
 
 
+_REQUEST_TEXTS = {
+    "stop": "asked to stop",
+    "restart": "asked to restart",
+    "ping": "asked for its functions",
+}
+
+
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker with its running tasks; the first 20 if there are more."""
+    """A worker with its running tasks; the first 20 if there are more. `requests` it has not read yet."""
 
     worker: WorkerInfo
     tasks: tuple[tuple[Task, Progress | None], ...]
+    requests: tuple[str, ...] = ()
 
 
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,13 +234,14 @@ async def list_dead_groups(state: AppState) -> DeadGroups:
 
 
 async def list_workers(state: AppState) -> list[WorkerView]:
-    """Every live worker with its running tasks, in three reads for any number of tasks."""
+    """Every live worker with its running tasks, in four reads for any number of tasks."""
 
     async def read() -> list[WorkerView]:
         workers = await live_workers(state.storage)
         shown = [task_id for worker in workers for task_id in worker.running[:_MAX_RUNNING]]
         tasks = await _tasks(state.storage, shown)
         progress = await state.storage.progress_of(shown)
+        requests = await state.storage.pending_requests()
         return [
             WorkerView(
                 worker=worker,
@@ -240,11 +250,17 @@ async def list_workers(state: AppState) -> list[WorkerView]:
                     for task_id in worker.running[:_MAX_RUNNING]
                     if task_id in tasks
                 ),
+                requests=tuple(_request_text(each) for each in requests if each.owner == worker.id),
             )
             for worker in workers
         ]
 
     return await state.cached("workers", read)
+
+
+def _request_text(request: WorkerRequest) -> str:
+    """What an operator has asked the worker for."""
+    return _REQUEST_TEXTS.get(request.action) or f"asked to run {request.slots} tasks at a time"
 
 
 async def _tasks(storage: BaseStorage, ids: Sequence[str]) -> dict[str, Task]:
@@ -403,7 +419,7 @@ def worker_json(view: WorkerView) -> dict[str, Any]:
     """A worker as JSON, with secrets redacted."""
     shown: dict[str, Any] = plain(view.worker)
     tasks = [{"task": task_json(task), "progress": plain(done)} for task, done in view.tasks]
-    return {**shown, "tasks": tasks}
+    return {**shown, "tasks": tasks, "requests": list(view.requests)}
 
 
 def _pairs(text: str) -> dict[str, str]:

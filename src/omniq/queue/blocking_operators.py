@@ -44,6 +44,7 @@ class Workers(BlockingFace[AsyncWorkers]):
     pause = blocking(AsyncWorkers.pause)
     resume = blocking(AsyncWorkers.resume)
     stop = blocking(AsyncWorkers.stop)
+    set_slots = blocking(AsyncWorkers.set_slots)
     ping = blocking(AsyncWorkers.ping, _answer_time)
     functions = blocking(AsyncWorkers.functions, _answer_time)
 

@@ -127,6 +127,14 @@ class AsyncWorkers(_Operator):
         """
         return await self._storage.stop_worker(worker_id, restart=restart)
 
+    async def set_slots(self, worker_id: str, slots: int) -> bool:
+        """Ask one worker to run at most `slots` tasks at a time; False if it is not alive.
+
+        The worker reads it at its next heartbeat, within three seconds. Tasks that run already continue,
+        also if they are more. A worker that is started again has the slots of its settings.
+        """
+        return await self._storage.set_slots(worker_id, slots)
+
     async def ping(self, worker_id: str, timeout: Duration = 10) -> Pong | None:
         """Check that one worker answers; None if it does not within `timeout` seconds.
 

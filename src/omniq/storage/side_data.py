@@ -34,6 +34,7 @@ from omniq.models import (
     Version,
     check_id,
     check_instant,
+    check_int,
     check_key,
     check_name,
     check_schedule,
@@ -48,6 +49,8 @@ from omniq.storage.run_counts import PeriodCounts
 from omniq.storage.sealed_documents import OlderDocument, older_document
 from omniq.storage.types import Action, Identity, PendingHook, WorkerAnswer, WorkerRequest
 from omniq.storage.wakeups import LocalWakeups
+
+_MOST_SLOTS = 10_000
 
 _ANSWER_PAUSE = 0.05
 """Seconds between two looks for the answer of a worker."""
@@ -404,6 +407,21 @@ class SideData(Controls):
         check_name("worker id", worker_id, error=InvalidValue)
         action: Action = "restart" if restart else "stop"
         return await self._opened.ask_worker(worker_id, self._clock.new_id(), action)
+
+    async def set_slots(self, worker_id: str, slots: int) -> bool:
+        """Ask one worker to run at most this many tasks at a time; returns False when it has no lease.
+
+        V6. The worker learns it at its next heartbeat, once; the last of several requests counts.
+        """
+        check_name("worker id", worker_id, error=InvalidValue)
+        check_int("slots", slots, low=1, error=InvalidValue)
+        if slots > _MOST_SLOTS:
+            raise InvalidValue(f"slots {slots}: must be at most {_MOST_SLOTS:,}")
+        return await self._opened.ask_worker(worker_id, self._clock.new_id(), "slots", slots)
+
+    async def pending_requests(self) -> list[WorkerRequest]:
+        """Return the requests that workers have not read yet."""
+        return await self._opened.pending_requests()
 
     async def ping_worker(self, worker_id: str, timeout: float = 10.0) -> Pong | None:
         """Check that one worker answers; returns None if it does not within `timeout` seconds.

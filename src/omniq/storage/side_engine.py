@@ -646,13 +646,13 @@ class SideEngine:
 
     # Requests to workers
 
-    async def ask_worker(self, owner: str, request_id: str, action: Action) -> bool:
+    async def ask_worker(self, owner: str, request_id: str, action: Action, slots: int = 0) -> bool:
         """Store a request to a worker; False when it has no valid lease."""
         leases = await self.backend.leases()
         if not any(lease.owner == owner and lease.is_live and lease.info for lease in leases):
             return False
         await self._put_dated(
-            lambda now: request_change(request_key(owner, request_id), action, now)
+            lambda now: request_change(request_key(owner, request_id), action, now, slots)
         )
         return True
 
@@ -670,6 +670,14 @@ class SideEngine:
         # If the reply is lost they may be gone: rather return them twice than not at all.
         with suppress(StorageError):
             await self._write(Changes(documents=deleted))
+        requests = [read_request(document) for document in found]
+        return [request for request in requests if request is not None]
+
+    async def pending_requests(self) -> list[WorkerRequest]:
+        """The requests that workers have not read yet, in the order of their keys."""
+        found = await self._read(
+            lambda section: section.find_documents(DocumentQuery(kind=REQUEST))
+        )
         requests = [read_request(document) for document in found]
         return [request for request in requests if request is not None]
 

@@ -13,7 +13,7 @@ import msgspec
 from omniq.models import Runnable, TaskError, TaskStatus, WorkerInfo
 
 Durability = Literal["none", "os", "power"]
-Action = Literal["stop", "restart", "ping"]
+Action = Literal["stop", "restart", "ping", "slots"]
 """What a worker can be asked to do."""
 
 
@@ -141,10 +141,17 @@ class PendingHook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRequest(msgspec.Struct, frozen=True):
-    """What a worker is asked to do. `key` has its id and that of the request."""
+    """What a worker is asked to do. `key` has its id and that of the request; `slots` is for that action."""
 
     key: str
     action: Action
+    slots: int = 0
+    asked_at: int = 0
+
+    @property
+    def owner(self) -> str:
+        """The id of the worker."""
+        return self.key.rpartition("/")[0]
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""Requests to one worker: to stop, or to answer. The worker reads them at its heartbeat.
+"""Requests to one worker: to stop, to change its number of slots, or to answer. The worker reads them at its heartbeat.
 
 A request is a document under the id of the worker and a fresh id; the answer is another one under the same
 key. Both are read once. Anyone who can write to the store can make requests, as they can pause a worker.
@@ -18,6 +18,7 @@ REQUEST, ANSWER = "worker_request", "worker_answer"
 
 class _Stored(msgspec.Struct, array_like=True):
     action: Action
+    slots: int = 0
 
 
 _decode_request = lenient_decoder(_Stored, None)
@@ -29,9 +30,9 @@ def request_key(owner: str, request_id: str) -> str:
     return f"{owner}/{request_id}"
 
 
-def request_change(key: str, action: Action, now: int) -> DocumentChange:
+def request_change(key: str, action: Action, now: int, slots: int = 0) -> DocumentChange:
     """The document of a request."""
-    return DocumentChange(REQUEST, key, ANY, encode_internal(_Stored(action)), due=now)
+    return DocumentChange(REQUEST, key, ANY, encode_internal(_Stored(action, slots)), due=now)
 
 
 def answer_change(key: str, answer: WorkerAnswer, now: int) -> DocumentChange:
@@ -42,4 +43,6 @@ def answer_change(key: str, answer: WorkerAnswer, now: int) -> DocumentChange:
 def read_request(document: Document) -> WorkerRequest | None:
     """The request; None for one that this version does not know."""
     stored = _decode_request(document.data)
-    return None if stored is None else WorkerRequest(document.key, stored.action)
+    if stored is None:
+        return None
+    return WorkerRequest(document.key, stored.action, stored.slots, document.due or 0)

@@ -126,7 +126,7 @@ _METHODS: dict[Verb, tuple[str, ...]] = {
     ),
     "flow": ("advance", "complete", "close_group", "revive"),
     "read": (
-        *("run_counts", "versions", "ended_workers", "audit_log"),
+        *("run_counts", "versions", "ended_workers", "audit_log", "pending_requests"),
         *("record", "records", "page", "newest_result", "get_dead", "pending_hook"),
         *("pending_hooks", "get_progress", "progress_of", "load_checkpoint", "get_schedule"),
         "read_output",

@@ -78,10 +78,7 @@ class ClaimLoop:
         self._pool, self._unknown, self._watch = pool, unknown, watch
         self._problems, self._report_failure = problems, problems.report
         self._concurrent_calls = _concurrent_calls(storage)
-        is_divided = self._concurrent_calls > 1 and concurrency >= _MANY_SLOTS
-        self._most_per_call = (
-            -(-concurrency // self._concurrent_calls) if is_divided else concurrency
-        )
+        self._most_per_call = self._most_of(concurrency)
         self._poll_interval = poll_interval
         self._queues = queues
         self._wake = wake
@@ -152,6 +149,17 @@ class ClaimLoop:
             self._drained = asyncio.get_running_loop().create_future()
             self._wake.set()
         return self._drained
+
+    def resize(self, concurrency: int) -> None:
+        """Claim for this number of slots from now on."""
+        self._most_per_call = self._most_of(concurrency)
+        self._demand.resize(concurrency, self._most_per_call)
+        self._wake.set()
+
+    def _most_of(self, concurrency: int) -> int:
+        """The number of tasks that one call claims at most."""
+        is_divided = self._concurrent_calls > 1 and concurrency >= _MANY_SLOTS
+        return -(-concurrency // self._concurrent_calls) if is_divided else concurrency
 
     async def release_all(self) -> None:
         """Release what could be neither finished nor recorded, if the storage answers."""

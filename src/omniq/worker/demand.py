@@ -26,6 +26,7 @@ The events, and the method that the loop calls for each:
   change;
 - it failed: `failed(call)`, no change. `wake_up()` follows when the loop has backed off;
 - an operator paused the worker: `pause()`, no claim in any state; resumed it: `resume()`, WANTED;
+- an operator changed the number of slots: `resize(slots, most)`, WANTED;
 - a slot is free: no method. `claimable()` receives the number of running tasks.
 
 Two rules prevent a lost wake-up. The number of wake-ups is compared with the number at the time
@@ -167,6 +168,12 @@ class Demand:
     def failed(self, call: Call) -> None:
         """The call has raised. `wake_up` follows when the caller has backed off."""
         self.in_flight.discard(call)
+
+    def resize(self, concurrency: int, most_per_call: int) -> None:
+        """The number of slots has changed. Tasks that run already keep theirs."""
+        self._concurrency = concurrency
+        self._most_per_call = most_per_call
+        self.wake_up()
 
     def pause(self) -> None:
         """Claim nothing until `resume`."""

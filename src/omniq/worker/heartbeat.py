@@ -39,7 +39,7 @@ class Heartbeat:
         watchdog: LoopWatchdog,
         *,
         lease: float,
-        concurrency: int,
+        concurrency: Callable[[], int],
         queues: tuple[str, ...],
         runnable: Callable[[], Runnable | None],
         requests: WorkerRequests,
@@ -135,7 +135,7 @@ class Heartbeat:
             renewal, failure = await asyncio.gather(
                 self._sibling.renew(
                     lease=self._lease,
-                    concurrency=self._concurrency,
+                    concurrency=self._concurrency(),
                     queues=self._queues,
                     stalled=self._watchdog.is_blocked(),
                     stopping=self._pool.is_stopping,

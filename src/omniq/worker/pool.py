@@ -280,7 +280,7 @@ class AsyncWorkerPool:
         """The numbers of the pool. From any thread, and before the start as well."""
         stats, runtime = self._stats, self._runtime
         return PoolStats(
-            workers_count=self._config.concurrency,
+            workers_count=self._config.concurrency if runtime is None else runtime.slots,
             active_workers=0 if runtime is None else runtime.active,
             queued_tasks=stats.queued,
             queue_high_water=stats.high_water,

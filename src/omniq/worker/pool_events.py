@@ -39,6 +39,9 @@ class PoolEvents(Protocol):
     def on_stop_request(self, *, restart: bool) -> None:
         """An operator has asked this worker to stop. From the heartbeat's thread."""
 
+    def on_slots_request(self, slots: int) -> None:
+        """An operator has changed the number of slots of this worker. From the heartbeat's thread."""
+
     def on_cancel(self, task_id: str) -> None:
         """A caller cancelled that task; this worker may run it. From any thread."""
 

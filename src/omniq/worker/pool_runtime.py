@@ -82,6 +82,8 @@ class PoolRuntime:
         self._is_supervised, self._is_replaced = is_supervised, is_replaced
         self._events = dispatcher
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        self.slots = config.concurrency
+        """The number of tasks that may run at a time; an operator can change it."""
         self._started: asyncio.Future[None] = self._loop.create_future()
         self.stop_requested: asyncio.Future[None] = self._loop.create_future()
         self._error: Exception | None = None
@@ -239,6 +241,17 @@ class PoolRuntime:
         self._events.emit(events.WorkerStopping(owner=self._storage.owner, timeout=timeout))
         # Referenced until it ends: the event loop holds only a weak reference.
         self._asked_stop = self._loop.create_task(self.stop(timeout, False))
+
+    def on_slots_request(self, slots: int) -> None:
+        self._call_on_loop(self._resize, slots)
+
+    def _resize(self, slots: int) -> None:
+        assert self._claim_loop is not None
+        before, self.slots = self.slots, slots
+        self._claim_loop.resize(slots)
+        self._events.emit(
+            events.WorkerResized(owner=self._storage.owner, slots=slots, before=before)
+        )
 
     def on_cancel(self, task_id: str) -> None:
         assert self._claim_loop is not None
@@ -427,7 +440,7 @@ class PoolRuntime:
             self,
             watchdog,
             lease=self._config.lease,
-            concurrency=self._config.concurrency,
+            concurrency=lambda: self.slots,
             queues=self._config.queues or (),
             runnable=unknown.reported_runnable,
             requests=WorkerRequests(functions, self),

@@ -1,4 +1,4 @@
-"""What a worker does about the requests that operators have stored for it: `queue.workers.stop` and `.ping`."""
+"""What a worker does about the requests that operators have stored for it: `queue.workers.stop`, `.set_slots` and `.ping`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class WorkerRequests:
         for request in await storage.take_requests():
             if request.action == "ping":
                 pings.append(request)
+            elif request.action == "slots":
+                self._pool.on_slots_request(request.slots)
             else:
                 self._pool.on_stop_request(restart=request.action == "restart")
         # Last: an answer that cannot be stored must not cost a stop, since requests are read once.

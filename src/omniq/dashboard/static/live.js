@@ -215,7 +215,7 @@
   const shortcutsButton = document.querySelector("[data-shortcuts]");
   if (shortcutsButton) shortcutsButton.hidden = false;
   const places = [...document.querySelectorAll(".side nav a")].map((link) => link.getAttribute("href"));
-  const keys = "otdqfwslahp";
+  const keys = body.dataset.keys || "";
   let wasG = false;
 
   document.addEventListener("keydown", (event) => {

@@ -28,7 +28,7 @@ from omniq.testing.contract._suite import (
 
 
 class LeaseContract(ContractPart):
-    """L1 to L12, V1 to V5."""
+    """L1 to L12, V1 to V6."""
 
     @promise("L1")
     async def test_an_owner_that_renews_keeps_its_tasks(
@@ -603,6 +603,28 @@ class LeaseContract(ContractPart):
         assert await pinging is None
         assert await worker.take_requests() == []
         assert await storage.purge_requests(clock.now() + timedelta(days=1)) == 0
+
+    @promise("V6")
+    async def test_the_last_number_of_slots_reaches_the_worker_last(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        worker, bystander = await open_another(), await open_another()
+        await worker.renew()
+        for slots in (2, 8):
+            assert await storage.set_slots(worker.owner, slots)
+            clock.advance(0.01)
+        assert not await storage.set_slots("unknown", 3)
+        with pytest.raises(InvalidValue):
+            await storage.set_slots(worker.owner, 0)
+
+        pending = await storage.pending_requests()
+        assert [(each.owner, each.slots) for each in pending] == [
+            (worker.owner, 2),
+            (worker.owner, 8),
+        ]
+        assert await bystander.take_requests() == []
+        assert [each.slots for each in await worker.take_requests()] == [2, 8]
+        assert await storage.pending_requests() == []
 
     @promise("V5")
     async def test_requests_to_lost_workers_and_answers_that_are_not_read_are_purged(
