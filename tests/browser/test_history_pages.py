@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import pytest
 
 from omniq import AsyncTaskQueue
+from omniq.dashboard import searches
 from omniq.models import Version
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.run_counts import FunctionCounts, PeriodCounts, RunCounts
@@ -177,3 +180,28 @@ async def test_a_run_that_was_triggered_is_among_the_last_runs_and_its_notice_is
 
     assert "not fired yet" not in text
     assert text.count('class="status pending"') == 1
+
+
+async def test_a_page_does_not_wait_for_a_slow_search_and_is_filled_in_later(
+    queue, client, monkeypatch
+):
+    await queue.enqueue("shop.say", "x")
+    gate = asyncio.Event()
+    search = searches.find_tasks
+
+    async def wait_for_the_gate(*args, **options):
+        await gate.wait()
+        return await search(*args, **options)
+
+    monkeypatch.setattr(searches, "find_tasks", wait_for_the_gate)
+    early = await page(client, "/tasks?q=fn:say")
+    gate.set()
+    refreshed = await client.get("/tasks?q=fn:say", headers={**bearer(), "omniq-parts": "x"})
+    later = await page(client, "/tasks?q=fn:say")
+
+    assert "Searching…" in early
+    assert '<noscript><meta http-equiv="refresh"' in early
+    assert "No matching tasks" not in early
+    for text in (refreshed.text, later):
+        assert "shop.say</a>" in text
+        assert "Searching…" not in text

@@ -190,3 +190,21 @@ async def test_a_function_is_paused_with_a_reason_on_its_page_and_resumed(client
     assert "shop.say" in listed
     assert await queue.functions.paused() == []
     assert "act/functions/pause" in (await client.get("/functions/shop.say")).text
+
+
+async def test_the_slots_of_a_worker_are_changed_on_its_page(queue, client):
+    worker = queue.storage.owner
+    await queue.storage.renew(lease=60, concurrency=4)
+    token = await sign_in(client, SECRET)
+    before = (await client.get(f"/workers/{worker}")).text
+    fields = {"token": token, "id": worker, "slots": "9", "back": f"/workers/{worker}"}
+    changed = await client.post("/act/workers/slots", data=fields)
+    after = (await client.get(f"/workers/{worker}")).text
+    listed = (await client.get("/workers")).text
+    (request,) = await queue.storage.take_requests()
+
+    assert 'name="slots" type="number" min="1" max="10000" step="1" required value="4"' in before
+    assert changed.status_code == 303
+    assert "asked to run 9 tasks at a time" in after
+    assert "asked to run 9 tasks at a time" in listed
+    assert (request.action, request.slots) == ("slots", 9)

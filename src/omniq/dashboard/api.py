@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from omniq.dashboard import actions, flow_queries, queries
+from omniq.dashboard import actions, flow_queries, queries, searches
 from omniq.dashboard.app_state import AppState, state_of
 from omniq.dashboard.authorization import TOKEN_HEADER, perform_authorized, read_body
 from omniq.operations.doctor import check_storage
@@ -38,7 +38,7 @@ async def overview(state: AppState, query: queries.NoQuery, path: dict[str, str]
 
 
 async def tasks(state: AppState, query: queries.TasksQuery, path: dict[str, str]) -> Any:
-    page = await queries.list_tasks_page(state, query)
+    page = await searches.list_tasks_page(state, query)
     return {
         "tasks": [queries.task_json(task) for task in page.tasks],
         "cursor": page.cursor,
@@ -57,7 +57,7 @@ async def explanation(state: AppState, query: queries.NoQuery, path: dict[str, s
 
 
 async def dead(state: AppState, query: queries.DeadQuery, path: dict[str, str]) -> Any:
-    found = await queries.list_dead_page(state, query)
+    found = await searches.list_dead_page(state, query)
     return {
         "dead": [queries.dead_letter_json(letter) for letter in found.letters],
         "after": found.after,
@@ -66,7 +66,7 @@ async def dead(state: AppState, query: queries.DeadQuery, path: dict[str, str]) 
 
 
 async def groups(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
-    return plain(await queries.list_dead_groups(state))
+    return plain(await searches.list_dead_groups(state))
 
 
 async def workers(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:

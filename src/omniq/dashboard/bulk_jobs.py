@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
 
-from omniq.dashboard import queries
+from omniq.dashboard import queries, searches
 from omniq.dashboard.app_state import AppState
 from omniq.dashboard.jobs import Job, Verb
 from omniq.errors import OmniqError
@@ -70,7 +70,7 @@ def _steps(storage: BaseStorage, state: AppState, query: Query) -> Steps:
             storage,
             wanted,
             reason=query.reason,
-            fits=lambda letter: queries.dead_matches(letter, query),
+            fits=lambda letter: searches.dead_matches(letter, query),
         )
     wanted = queries.search_of(state, query)
     return select_tasks(storage, wanted, lambda task: True, and_dead=True)
@@ -97,7 +97,7 @@ async def _batches(
             storage, func_path=query.function, task_type=query.type, reason=query.reason
         )
         async for letter in letters:
-            if queries.dead_matches(letter, query):
+            if searches.dead_matches(letter, query):
                 batch.append(letter.task_id)
             if len(batch) == _BATCH:
                 yield batch

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from omniq.cron import describe_cron
-from omniq.dashboard import bulk_jobs, queries
+from omniq.dashboard import bulk_jobs, queries, searches
 from omniq.dashboard.app_state import state_of
 from omniq.dashboard.jobs import VERBS, Verb
 from omniq.dashboard.rendering import page
@@ -104,7 +104,7 @@ async def enqueue(request: Request) -> Response:
     """The form for a new task."""
     state = state_of(request)
     await state.sampler.current()
-    functions = await queries.known_functions(state)
+    functions = await searches.known_functions(state)
     return page(
         request,
         "enqueue.html",
@@ -134,7 +134,7 @@ async def edit_schedule(request: Request) -> Response:
         schedule=schedule,
         upcoming=upcoming,
         words=describe_cron(schedule.cron) if schedule is not None and schedule.cron else "",
-        functions=await queries.known_functions(state),
+        functions=await searches.known_functions(state),
     )
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from omniq.dashboard import actions, queries
+from omniq.dashboard import actions, queries, searches
 from omniq.dashboard.app_state import AppState, state_of
 from omniq.dashboard.authorization import perform_authorized, read_form
 from omniq.dashboard.charts import (
@@ -31,7 +31,7 @@ from omniq.dashboard.kept_forms import kept_fields
 from omniq.dashboard.middleware import user_of
 from omniq.dashboard.operator_notes import about, last_of, muted_groups, newest_entries
 from omniq.dashboard.problems import problems
-from omniq.dashboard.rendering import own_path, page
+from omniq.dashboard.rendering import own_path, page, patience_of
 from omniq.dashboard.sampler import Point, Snapshot
 from omniq.dashboard.sorting import DEAD_SORTS, QUEUE_SORTS, WORKER_SORTS, chosen_sort, names_of
 from omniq.dashboard.waterfall import waterfall
@@ -153,13 +153,14 @@ async def tasks(request: Request) -> Response:
     state = state_of(request)
     given = request.query_params.multi_items()
     query = queries.parse_query(queries.TasksQuery, given)
-    error, found = "", TaskPage((), None, False)
+    patience = patience_of(request)
+    error, found, searching = "", TaskPage((), None, False), False
     try:
-        found = await queries.list_tasks_page(state, query)
+        found, searching = await searches.search_tasks(state, query, patience)
     except InvalidValue as invalid:
         error = str(invalid)
     snapshot, functions = await asyncio.gather(
-        state.sampler.current(), queries.known_functions(state)
+        state.sampler.current(), searches.functions_soon(state, patience)
     )
     kept = {name: text for name, text in given if text and name != "cursor"}
     text = queries.search_text(query)
@@ -170,6 +171,7 @@ async def tasks(request: Request) -> Response:
         400 if error else 200,
         filters=query,
         found=found,
+        searching=searching,
         error=error,
         text=text,
         is_filtered=bool(kept.keys() - {"limit"}),
@@ -292,8 +294,10 @@ async def dead(request: Request) -> Response:
     state = state_of(request)
     query = queries.parse_query(queries.DeadQuery, request.query_params.multi_items())
     await state.sampler.current()
-    groups = await queries.list_dead_groups(state)
-    found = await queries.list_dead_page(state, query)
+    patience = patience_of(request)
+    (groups, grouping), (found, searching) = await asyncio.gather(
+        searches.groups_soon(state, patience), searches.search_dead(state, query, patience)
+    )
     given = {
         name: text
         for name, text in request.query_params.items()
@@ -318,6 +322,8 @@ async def dead(request: Request) -> Response:
         chosen=chosen,
         is_filtered=bool(given.keys() - {"limit"}),
         found=found,
+        searching=searching,
+        grouping=grouping,
         letters=found.letters,
         newest=urlencode(given),
         more=urlencode({**given, "after": found.after}) if found.after else None,

@@ -13,18 +13,14 @@ from msgspec import Meta
 from omniq.dashboard.app_state import AppState
 from omniq.errors import InvalidValue
 from omniq.models import DeadLetter, Progress, Schedule, Task, TaskStatus, WorkerInfo
-from omniq.operations.dead_groups import DeadGroups, dead_groups, group_of
-from omniq.operations.find_tasks import PATIENCE, find_tasks
 from omniq.operations.health import live_workers
-from omniq.operations.newest import dead_newest_first, newest_tasks, position_of
+from omniq.operations.newest import newest_tasks
 from omniq.operations.redaction import redacted, without_secrets
-from omniq.operations.run_history import DEFAULT_RANGE, History, known_names, range_of, run_history
+from omniq.operations.run_history import DEFAULT_RANGE, History, range_of, run_history
 from omniq.operations.search_query import TaskSearch, instant_of, parse_search, quoted
 from omniq.operations.task_detail import TaskDetail
-from omniq.operations.task_match import TaskPage
 from omniq.scheduling.due_times import task_id_at
 from omniq.storage.base import BaseStorage
-from omniq.storage.run_counts import OTHERS
 from omniq.storage.types import WorkerRequest
 from omniq.text.masking import is_secret_name
 from omniq.text.to_json import plain
@@ -32,12 +28,11 @@ from omniq.text.to_json import plain
 MAX_LIMIT = 500
 _MAX_RUNNING = 20
 _SAMPLED_TASKS = 300
-_FUNCTIONS_MAX_AGE = 30.0
 _LAST_TIMES = 5
 _DAY = timedelta(days=1)
 _MAX_SCANNED = 2_000
 _MAX_ARGUMENTS, _MAX_ARGUMENT = 120, 40
-_GROUPS_MAX_AGE, _HISTORY_MAX_AGE = 10.0, 15.0
+_HISTORY_MAX_AGE = 15.0
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 
@@ -85,15 +80,6 @@ class HistoryQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     function: Text | None = None
     queue: Text | None = None
     worker: Text | None = None
-
-
-class DeadPage(msgspec.Struct, frozen=True):
-    """Some dead letters. `after` starts the next page; `is_cut`: the search stopped early, at `reached`."""
-
-    letters: tuple[DeadLetter, ...]
-    after: str | None
-    is_cut: bool
-    reached: datetime | None
 
 
 class SortQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -159,78 +145,6 @@ def search_of(state: AppState, query: TasksQuery) -> TaskSearch:
     }
     search = parse_search(query.q, now)
     return msgspec.structs.replace(search, **{name: each for name, each in given.items() if each})
-
-
-async def list_tasks_page(state: AppState, query: TasksQuery) -> TaskPage:
-    """A page of tasks."""
-    wanted = search_of(state, query)
-
-    async def read() -> TaskPage:
-        async with state.searches.use() as storage:
-            exact = await _exact_function(state, wanted)
-            return await find_tasks(storage, exact, limit=query.limit, cursor=query.cursor)
-
-    return await state.cached(query, read)
-
-
-async def _exact_function(state: AppState, wanted: TaskSearch) -> TaskSearch:
-    """The search with the full path, if one known function matches: storages find that much faster."""
-    if not wanted.function or wanted.func_path is not None:
-        return wanted
-    part = wanted.function.lower()
-    names = await known_functions(state)
-    return (
-        msgspec.structs.replace(wanted, func_path=wanted.function)
-        if [name for name in names if part in name.lower()] == [wanted.function]
-        else wanted
-    )
-
-
-async def list_dead_page(state: AppState, query: DeadQuery) -> DeadPage:
-    """A page of dead letters, latest failure first."""
-
-    async def read() -> DeadPage:
-        async with state.searches.use() as storage:
-            return await _read_dead_page(storage, query)
-
-    return await state.cached(query, read)
-
-
-async def _read_dead_page(storage: BaseStorage, query: DeadQuery) -> DeadPage:
-    deadline, found, read = storage.clock.monotonic() + PATIENCE, list[DeadLetter](), 0
-    letters = dead_newest_first(
-        storage,
-        func_path=query.function,
-        task_type=query.type,
-        reason=query.reason,
-        before=query.after or "",
-    )
-    async for letter in letters:
-        read += 1
-        if dead_matches(letter, query):
-            found.append(letter)
-        is_late = storage.clock.monotonic() >= deadline
-        if len(found) == query.limit or is_late:
-            is_cut = len(found) < query.limit
-            return DeadPage(tuple(found), position_of(letter), is_cut, letter.last_failure)
-    return DeadPage(tuple(found), None, False, None)
-
-
-def dead_matches(letter: DeadLetter, query: DeadQuery) -> bool:
-    """Whether a dead letter belongs to the group and has the text."""
-    return (query.group is None or group_of(letter) == query.group) and (
-        query.error.lower() in letter.error_details.lower()
-    )
-
-
-async def list_dead_groups(state: AppState) -> DeadGroups:
-    """The dead letters by error, read every few seconds."""
-
-    async def read() -> DeadGroups:
-        async with state.searches.use() as storage:
-            return await dead_groups(storage)
-
-    return await state.cached("groups", read, max_age=_GROUPS_MAX_AGE)
 
 
 async def list_workers(state: AppState) -> list[WorkerView]:
@@ -351,18 +265,6 @@ def task_row(task: Task) -> TaskRow:
 def _short(value: Any) -> str:
     text = json.dumps(plain(value), ensure_ascii=False)
     return text if len(text) <= _MAX_ARGUMENT else f"{text[:_MAX_ARGUMENT]}…"
-
-
-async def known_functions(state: AppState) -> list[str]:
-    """The functions that had a run in the last 30 days, and those of the newest tasks; cached."""
-
-    async def read() -> list[str]:
-        async with state.searches.use() as storage:
-            functions, _ = await known_names(storage)
-            tasks = await newest_tasks(storage, _SAMPLED_TASKS)
-        return sorted({*functions, *(task.func_path for task in tasks)} - {OTHERS})
-
-    return await state.cached("functions", read, max_age=_FUNCTIONS_MAX_AGE)
 
 
 async def history_of(state: AppState, span: str, **chosen: Any) -> History:

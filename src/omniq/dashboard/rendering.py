@@ -59,6 +59,7 @@ SHORTCUTS = tuple(
 R = TypeVar("R", bound=Response)
 
 _MAX_VALUE_LENGTH = 20_000
+_PAGE_PATIENCE, _REFRESH_PATIENCE = 0.1, 4.0
 
 
 @functools.cache
@@ -138,6 +139,11 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
     if notice:
         delete_notice(response, request.scope)
     return response
+
+
+def patience_of(request: Request) -> float:
+    """How long the page may wait for a search. A refresh by the script waits: nobody looks at an empty page."""
+    return _REFRESH_PATIENCE if REFRESH_HEADER in request.headers else _PAGE_PATIENCE
 
 
 def accepts_gzip(request: Request) -> bool:

@@ -136,6 +136,11 @@
     clearInterval(poll);
   }
 
+  // A search that still runs: a refresh waits until it is done.
+  function followSearch() {
+    if (document.querySelector("[data-searching]")) setTimeout(() => refresh().then(followSearch), 200);
+  }
+
   // Checkboxes: one that selects all, and the number of selected ones.
   function prepare() {
     for (const form of document.querySelectorAll("form[data-bulk]")) {
@@ -249,6 +254,7 @@
   localise(document);
   prepare();
   showTheme();
+  followSearch();
   setInterval(showAge, 1000);
   const current = document.querySelector(".side nav a[aria-current]");
   if (current && matchMedia("(max-width: 52rem)").matches) current.scrollIntoView({ block: "nearest", inline: "center" });
