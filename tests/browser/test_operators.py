@@ -208,3 +208,26 @@ async def test_the_slots_of_a_worker_are_changed_on_its_page(queue, client):
     assert "asked to run 9 tasks at a time" in after
     assert "asked to run 9 tasks at a time" in listed
     assert (request.action, request.slots) == ("slots", 9)
+
+
+async def test_a_limit_is_changed_and_held_on_its_page(queue, client):
+    await queue.options(max_running=2, limit_key="api").enqueue("shop.say", "x")
+    await queue.options(max_running=2, limit_key="api").enqueue("shop.say", "y")
+    token = await sign_in(client, SECRET)
+    changed = await act(client, "limits/set", key="api", max_running=1, rate="100/5m")
+    held = await client.post(
+        "/act/limits/hold", data={"token": token, "key": "api", "span": "2h", "reason": "outage"}
+    )
+    none = await queue.storage.reserve(2)
+    page = (await client.get("/limits")).text
+    await act(client, "limits/release", key="api")
+    one = await queue.storage.reserve(2)
+    await act(client, "limits/reset", key="api")
+    (second,) = await queue.storage.reserve(2)
+
+    assert (changed.status_code, held.status_code) == (200, 303)
+    assert "1 running" in page
+    assert "100 starts per 5m" in page
+    assert "outage" in page
+    assert "act/limits/release" in page
+    assert (len(none), len(one), second.args) == (0, 1, ("y",))

@@ -148,6 +148,22 @@ def test_limits_are_listed(omniq, queue):
     assert "0/2" in omniq("limits").out
 
 
+def test_limits_are_changed_held_and_put_back(omniq, queue):
+    queue.options(max_running=2, limit_key="api").enqueue("clitasks.add", 1)
+    omniq("limits", "set", "api", "--max-running", "5", "--rate", "10/2m")
+    omniq("limits", "hold", "api", "--for", "2h", "--reason", "the provider is down")
+    (held,) = omniq("limits", "--json").lines
+    shown = omniq("limits").out
+    omniq("limits", "release", "api")
+    omniq("limits", "reset", "api")
+    (record,) = omniq("limits", "--json").lines
+
+    assert (held["max_running"], held["rate"], held["per"]) == (5, 10, 120.0)
+    assert (held["is_held"], held["reason"]) == (True, "the provider is down")
+    assert "held" in shown
+    assert (record["max_running"], record["is_changed"], record["is_held"]) == (2, False, False)
+
+
 def test_events_are_printed_as_they_happen(queue, url, folder):
     command = [sys.executable, "-m", "omniq", "events", "--json", "-i", "0.1", "--url", url]
     process = subprocess.Popen(

@@ -47,8 +47,8 @@ _COMMANDS = {
         "List the circuit breakers that all workers share, and close them.",
     ),
     "limits": (
-        "omniq.cli.limits:limits",
-        "List the limits that all workers share, with the tasks that hold them and wait for them.",
+        "omniq.cli.limits:app",
+        "List the limits that all workers share; change, reset, hold and release them.",
     ),
     "events": (
         "omniq.cli.events:events",

@@ -1,16 +1,26 @@
-"""`omniq limits`: the running limits and rate limits of a storage."""
+"""`omniq limits`: list the running limits and rate limits of a storage, change and hold them."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from omniq.cli import output
-from omniq.cli.options import Json, Url
-from omniq.cli.parsing import format_duration, relative_time
+from omniq.cli.command import Argument, Group, Option
+from omniq.cli.options import Json, PauseReason, PauseSpan, Url
+from omniq.cli.parsing import format_duration, parse_duration, relative_time
 from omniq.cli.queue_session import with_queue
 from omniq.operations.limits import LimitInfo
 from omniq.queue.async_queue import AsyncTaskQueue
 
+app = Group(
+    "limits", "List the limits that all workers share; change, reset, hold and release them."
+)
 
-def limits(url: Url = None, as_json: Json = False) -> None:
+Keys = Annotated[list[str], Argument(metavar="KEY", help="Keys of limits.")]
+
+
+@app.command("list")
+def list_(url: Url = None, as_json: Json = False) -> None:
     """List the limits that all workers share, with the tasks that hold them and wait for them."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
@@ -29,7 +39,7 @@ def limits(url: Url = None, as_json: Json = False) -> None:
                 f"{len(limit.running)}/{limit.max_running or '?'}" if _is_running(limit) else "",
                 _rate(limit),
                 limit.waiting,
-                output.text("full", "yellow") if limit.full else output.text("open"),
+                _state(limit),
                 relative_time(limit.opens_at, now),
             )
             for limit in found
@@ -38,6 +48,83 @@ def limits(url: Url = None, as_json: Json = False) -> None:
         output.show(output.Listing(columns, rows))
 
     with_queue(url, work)
+
+
+@app.command("set")
+def set_(
+    key: Annotated[str, Argument(metavar="KEY", help="Key of a limit.")],
+    url: Url = None,
+    max_running: Annotated[
+        int | None, Option("--max-running", metavar="N", help="How many of its tasks may run.")
+    ] = None,
+    rate: Annotated[
+        str | None, Option("--rate", metavar="RATE", help="How many may start, such as 100/5m.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Give a limit other numbers than its tasks say, for all workers, until it is reset. Running tasks continue."""
+
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        await task_queue.limits.set(key, max_running=max_running, rate=rate)
+        _print(key, "changed", as_json)
+
+    with_queue(url, work, creates=True)
+
+
+@app.command()
+def reset(keys: Keys, url: Url = None, as_json: Json = False) -> None:
+    """Have limits admit what their tasks say again."""
+
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        for key in keys:
+            await task_queue.limits.reset(key)
+            _print(key, "reset", as_json)
+
+    with_queue(url, work)
+
+
+@app.command()
+def hold(
+    keys: Keys,
+    url: Url = None,
+    reason: PauseReason = "",
+    span: PauseSpan = None,
+    as_json: Json = False,
+) -> None:
+    """Have limits admit no task until they are released. Running tasks continue."""
+    until = parse_duration("--for", span)
+
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        for key in keys:
+            await task_queue.limits.hold(key, reason=reason, until=until)
+            _print(key, "held", as_json)
+
+    with_queue(url, work, creates=True)
+
+
+@app.command()
+def release(keys: Keys, url: Url = None, as_json: Json = False) -> None:
+    """Have limits that are held admit tasks again."""
+
+    async def work(task_queue: AsyncTaskQueue) -> None:
+        for key in keys:
+            await task_queue.limits.release(key)
+            _print(key, "released", as_json)
+
+    with_queue(url, work)
+
+
+def _print(key: str, what: str, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"limit": key, what: True})
+    else:
+        output.print_line(f"{what}: {key}")
+
+
+def _state(limit: LimitInfo) -> output.Cell:
+    if limit.is_held:
+        return output.text("held", "yellow")
+    return output.text("full", "yellow") if limit.full else output.text("open")
 
 
 def _is_running(limit: LimitInfo) -> bool:

@@ -1,4 +1,4 @@
-"""The parameters of the actions, as the forms and the JSON API send them."""
+"""The parameters of the actions, as the forms and the JSON API send them, and their result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def subject(self) -> str:
         """What the action changes, for the audit event: names and ids, never arguments."""
-        names = ("id", "name", "queue", "function", "reason", "group", "status", "ids")
+        names = ("id", "name", "key", "queue", "function", "reason", "group", "status", "ids")
         values = [getattr(self, name, None) for name in names]
         return " ".join(_shortened(value) for value in values if value)
 
@@ -157,6 +157,26 @@ class SetSlots(WorkerId, frozen=True, kw_only=True):
     slots: Annotated[int, Meta(ge=1)]
 
 
+class LimitKey(ActionRequest, frozen=True, kw_only=True):
+    """A limit."""
+
+    key: Text
+
+
+class SetLimit(LimitKey, frozen=True, kw_only=True):
+    """A limit and its new numbers. `rate` is text such as 100/5m."""
+
+    max_running: Annotated[int, Meta(ge=1)] | None = None
+    rate: Text | None = None
+
+
+class HoldLimit(LimitKey, frozen=True, kw_only=True):
+    """A limit that is to admit nothing; `span` is for how long, such as 2h."""
+
+    span: Text | None = None
+    reason: Annotated[str, Meta(max_length=500)] = ""
+
+
 class ScheduleId(ActionRequest, frozen=True, kw_only=True):
     """A schedule."""
 
@@ -226,3 +246,13 @@ def _shortened(value: object) -> str:
     if isinstance(value, list):
         return ",".join(value[:5]) + (f" and {len(value) - 5} more" if len(value) > 5 else "")
     return str(value)
+
+
+class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A message for people, the number of changes, and why others were refused (id to reason)."""
+
+    message: str
+    done: int = 1
+    refused: dict[str, str] = {}
+    path: str = ""
+    """The page that shows the result, if it is not the page of the action."""

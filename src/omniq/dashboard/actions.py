@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from omniq.dashboard import bulk_jobs, queries
+from omniq.dashboard import bulk_jobs, fleet_actions, queries
 from omniq.dashboard.action_requests import (
     ActionRequest,
+    ActionResult,
     AddNote,
     BackfillSchedule,
     BreakerName,
@@ -21,7 +22,9 @@ from omniq.dashboard.action_requests import (
     FlowId,
     FunctionName,
     GroupId,
+    HoldLimit,
     JobId,
+    LimitKey,
     MuteGroup,
     PauseFunction,
     PurgeQueue,
@@ -32,6 +35,7 @@ from omniq.dashboard.action_requests import (
     RetryTasks,
     ScheduleId,
     SendEvent,
+    SetLimit,
     SetSlots,
     TaskIds,
     WorkerId,
@@ -47,16 +51,6 @@ from omniq.operations.task_changes import change_task, enqueue_again
 from omniq.tasks.durations import seconds_in
 
 _MAX_TASKS = 10_000
-
-
-class ActionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A message for people, the number of changes, and why others were refused (id to reason)."""
-
-    message: str
-    done: int = 1
-    refused: dict[str, str] = {}
-    path: str = ""
-    """The page that shows the result, if it is not the page of the action."""
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -205,52 +199,6 @@ async def delete_schedule(state: AppState, request: ScheduleId) -> ActionResult:
     return ActionResult(message=f"Schedule {request.id} deleted")
 
 
-async def close_breaker(state: AppState, request: BreakerName) -> ActionResult:
-    if not await state.storage.close_breaker(request.name):
-        raise InvalidValue(f"breaker {request.name}: no claimed task has named it")
-    return ActionResult(message=f"Breaker {request.name} closed")
-
-
-async def stop_worker(state: AppState, request: WorkerId) -> ActionResult:
-    if not await state.storage.stop_worker(request.id):
-        raise _no_live_worker(request.id)
-    return ActionResult(message=f"Worker {request.id} stops at its next heartbeat")
-
-
-async def restart_worker(state: AppState, request: WorkerId) -> ActionResult:
-    if not await state.storage.stop_worker(request.id, restart=True):
-        raise _no_live_worker(request.id)
-    return ActionResult(message=f"Worker {request.id} restarts at its next heartbeat")
-
-
-async def set_slots(state: AppState, request: SetSlots) -> ActionResult:
-    if not await state.storage.set_slots(request.id, request.slots):
-        raise _no_live_worker(request.id)
-    slots = count_of(request.slots, "slot")
-    return ActionResult(message=f"Worker {request.id} has {slots} from its next heartbeat on")
-
-
-async def pause_queue(state: AppState, request: QueueName) -> ActionResult:
-    await state.storage.pause_queue(request.queue)
-    return ActionResult(message=f"Queue {request.queue} paused")
-
-
-async def resume_queue(state: AppState, request: QueueName) -> ActionResult:
-    await state.storage.resume_queue(request.queue)
-    return ActionResult(message=f"Queue {request.queue} resumed")
-
-
-async def pause_function(state: AppState, request: PauseFunction) -> ActionResult:
-    until = seconds_in(request.span) if request.span else None
-    await state.queue.functions.pause(request.function, reason=request.reason, until=until)
-    return ActionResult(message=f"Function {request.function} paused")
-
-
-async def resume_function(state: AppState, request: FunctionName) -> ActionResult:
-    await state.queue.functions.resume(request.function)
-    return ActionResult(message=f"Function {request.function} resumed")
-
-
 async def purge_queue(state: AppState, request: PurgeQueue) -> ActionResult:
     """Cancel the waiting tasks of the queue. Running tasks continue."""
     check_name("queue", request.queue, error=InvalidValue)
@@ -267,19 +215,6 @@ async def purge_queue(state: AppState, request: PurgeQueue) -> ActionResult:
     if len(ids) == _MAX_TASKS:
         return msgspec.structs.replace(result, message=f"{result.message}; there may be more")
     return result
-
-
-async def pause_worker(state: AppState, request: WorkerId) -> ActionResult:
-    if not await state.storage.pause_worker(request.id):
-        raise _no_live_worker(request.id)
-    message = f"Worker {request.id} paused: it finishes its running tasks and claims no new ones"
-    return ActionResult(message=message)
-
-
-async def resume_worker(state: AppState, request: WorkerId) -> ActionResult:
-    if not await state.storage.resume_worker(request.id):
-        raise _no_live_worker(request.id)
-    return ActionResult(message=f"Worker {request.id} resumed")
 
 
 async def pause_schedule(state: AppState, request: ScheduleId) -> ActionResult:
@@ -363,24 +298,60 @@ ACTIONS = {
         Action("dead/unmute", "End the mute of a group", GroupId, unmute_group, True),
         Action("notes/add", "Add a note about a page", AddNote, add_note, True),
         Action("jobs/stop", "Stop a bulk change", JobId, stop_job),
-        Action("breakers/close", "Close a circuit breaker", BreakerName, close_breaker),
-        Action("workers/stop", "Stop a worker", WorkerId, stop_worker),
-        Action("workers/restart", "Restart a worker", WorkerId, restart_worker),
         Action(
-            "workers/slots", "Change how many tasks a worker runs at a time", SetSlots, set_slots
+            "breakers/close", "Close a circuit breaker", BreakerName, fleet_actions.close_breaker
+        ),
+        Action("workers/stop", "Stop a worker", WorkerId, fleet_actions.stop_worker),
+        Action("workers/restart", "Restart a worker", WorkerId, fleet_actions.restart_worker),
+        Action(
+            "limits/set",
+            "Give a limit other numbers than its tasks say",
+            SetLimit,
+            fleet_actions.set_limit,
+        ),
+        Action(
+            "limits/reset",
+            "Have a limit admit what its tasks say",
+            LimitKey,
+            fleet_actions.reset_limit,
+        ),
+        Action("limits/hold", "Have a limit admit no task", HoldLimit, fleet_actions.hold_limit),
+        Action(
+            "limits/release",
+            "Have a limit that is held admit tasks",
+            LimitKey,
+            fleet_actions.release_limit,
+        ),
+        Action(
+            "workers/slots",
+            "Change how many tasks a worker runs at a time",
+            SetSlots,
+            fleet_actions.set_slots,
         ),
         Action("schedules/put", "Add or replace a schedule", PutSchedule, put_schedule),
         Action("schedules/delete", "Delete a schedule", ScheduleId, delete_schedule),
         Action("flows/cancel", "Cancel a flow and all of its nodes", FlowId, cancel_flow),
         Action("flows/retry", "Run nodes of a flow again", RetryFlow, retry_flow),
         Action("events/send", "Send an event to the task that waits for it", SendEvent, send_event),
-        Action("queues/pause", "Pause a queue", QueueName, pause_queue),
-        Action("queues/resume", "Resume a queue", QueueName, resume_queue),
-        Action("functions/pause", "Pause a function in all queues", PauseFunction, pause_function),
-        Action("functions/resume", "Resume a function", FunctionName, resume_function),
+        Action("queues/pause", "Pause a queue", QueueName, fleet_actions.pause_queue),
+        Action("queues/resume", "Resume a queue", QueueName, fleet_actions.resume_queue),
+        Action(
+            "functions/pause",
+            "Pause a function in all queues",
+            PauseFunction,
+            fleet_actions.pause_function,
+        ),
+        Action(
+            "functions/resume", "Resume a function", FunctionName, fleet_actions.resume_function
+        ),
         Action("queues/purge", "Cancel all waiting tasks of a queue", PurgeQueue, purge_queue),
-        Action("workers/pause", "Pause a worker: it claims no new tasks", WorkerId, pause_worker),
-        Action("workers/resume", "Resume a paused worker", WorkerId, resume_worker),
+        Action(
+            "workers/pause",
+            "Pause a worker: it claims no new tasks",
+            WorkerId,
+            fleet_actions.pause_worker,
+        ),
+        Action("workers/resume", "Resume a paused worker", WorkerId, fleet_actions.resume_worker),
         Action("schedules/pause", "Pause a schedule", ScheduleId, pause_schedule),
         Action("schedules/resume", "Resume a paused schedule", ScheduleId, resume_schedule),
         Action("schedules/trigger", "Enqueue a schedule's task now", ScheduleId, trigger_schedule),
@@ -434,10 +405,6 @@ async def perform(state: AppState, action: Action, request: ActionRequest) -> Ac
 def outcome_of(error: OmniqError) -> str:
     """The outcome in the audit event: the error's type, because its message may quote arguments."""
     return f"refused ({type(error).__name__})"
-
-
-def _no_live_worker(worker_id: str) -> InvalidValue:
-    return InvalidValue(f"worker {worker_id}: no live worker has this id")
 
 
 def _result_of(report: bulk_actions.BulkReport, verb: str) -> ActionResult:

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from omniq.dashboard import actions
-from omniq.dashboard.action_requests import ActionRequest
+from omniq.dashboard.action_requests import ActionRequest, ActionResult
 from omniq.dashboard.app_state import state_of
 from omniq.dashboard.authentication import is_token_of
 from omniq.dashboard.middleware import MAX_BODY, client_of, user_of
@@ -29,7 +29,7 @@ async def perform_authorized(
     action: actions.Action,
     parse: Callable[[], ActionRequest],
     token: str,
-) -> actions.ActionResult:
+) -> ActionResult:
     """Perform the action if the user may. Every attempt is audited, refused ones too.
 
     `parse` reads the parameters from the request; `token` is the session token it carried.

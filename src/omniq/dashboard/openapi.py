@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from omniq.dashboard.actions import ACTIONS, ActionResult
+from omniq.dashboard.action_requests import ActionResult
+from omniq.dashboard.actions import ACTIONS
 from omniq.dashboard.api import ENDPOINTS, Endpoint
 from omniq.dashboard.authorization import TOKEN_HEADER
 from omniq.dashboard.cookies import COOKIE

@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 
 from omniq.clock import from_micros, to_micros
-from omniq.gate_rules import FOREVER, GateState, ask_again_at, gates_of, room
+from omniq.gate_rules import FOREVER, GateState, Special, ask_again_at, gates_of, room
 from omniq.models import Limit, Task, TaskStatus
 from omniq.storage.base import BaseStorage
 from omniq.text.to_json import JsonRecord
@@ -26,6 +26,9 @@ class LimitInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     when it does again, if that is a matter of time. The numbers that it allows, `max_running` and
     `rate` starts in `per` seconds, are in the tasks: they are None if no task that runs or waits has
     this limit.
+
+    `is_changed`: an operator has given it these numbers; the tasks say others, perhaps. `is_held`: it admits no task
+    until an operator releases it, or until `held_until`, for the `reason`.
     """
 
     key: str
@@ -37,6 +40,10 @@ class LimitInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     max_running: int | None = None
     rate: int | None = None
     per: float | None = None
+    is_changed: bool = False
+    is_held: bool = False
+    held_until: datetime | None = None
+    reason: str = ""
 
 
 async def limits_of(storage: BaseStorage) -> list[LimitInfo]:
@@ -74,25 +81,48 @@ def _limit(
     now: datetime,
 ) -> LimitInfo:
     micros = to_micros(now)
+    running = states.get(f"{_RUNNING}{key}", GateState())
+    starts = states.get(f"{_RATE}{key}", GateState())
+    held_until = max(_held_until(running), _held_until(starts))
     gates = gates_of(Task(func_path="omniq.limit", limits=rules))
     closed = [
         ask_again_at(gate, state, micros)
         for gate in gates
         if room(gate, state := states.get(gate.key, GateState()), micros) == 0
     ]
-    opens_at = max(closed, default=FOREVER)
+    is_held = held_until > micros
+    opens_at = max([*closed, held_until] if is_held else closed, default=FOREVER)
     rated = next((limit for limit in rules if limit.rate is not None), None)
-    running = states.get(f"{_RUNNING}{key}", GateState()).holders
-    starts = states.get(f"{_RATE}{key}", GateState()).starts
     span = next((gate.span for gate in gates if gate.kind == "rate"), 0)
+    resized, rerated = _changed(running), _changed(starts)
+    most = next((each.max_running for each in rules if each.max_running), None)
     return LimitInfo(
         key=key,
-        running=tuple(task_id for task_id, _ in running),
-        started=sum(start > micros - span for start in starts) if span else len(starts),
+        running=tuple(task_id for task_id, _ in running.holders),
+        started=sum(start > micros - span for start in starts.starts)
+        if span
+        else len(starts.starts),
         waiting=waiting,
-        full=bool(closed),
+        full=bool(closed) or is_held,
         opens_at=None if opens_at >= FOREVER else from_micros(opens_at),
-        max_running=next((each.max_running for each in rules if each.max_running), None),
-        rate=None if rated is None else rated.rate,
-        per=None if rated is None else rated.per,
+        max_running=most if resized is None else resized.size,
+        rate=(None if rated is None else rated.rate) if rerated is None else rerated.size,
+        per=(None if rated is None else rated.per) if rerated is None else rerated.span / 1_000_000,
+        is_changed=resized is not None or rerated is not None,
+        is_held=is_held,
+        held_until=None if held_until >= FOREVER or not is_held else from_micros(held_until),
+        reason=_reason(running) or _reason(starts) if is_held else "",
     )
+
+
+def _changed(state: GateState) -> Special | None:
+    """The numbers that an operator has given to the limit."""
+    return state.special if state.special is not None and state.special.size else None
+
+
+def _held_until(state: GateState) -> int:
+    return 0 if state.special is None else state.special.held_until
+
+
+def _reason(state: GateState) -> str:
+    return "" if state.special is None else state.special.reason

@@ -63,3 +63,7 @@ class Limits(BlockingFace[AsyncLimits]):
 
     list = blocking(AsyncLimits.list)
     get = blocking(AsyncLimits.get)
+    set = blocking(AsyncLimits.set)
+    reset = blocking(AsyncLimits.reset)
+    hold = blocking(AsyncLimits.hold)
+    release = blocking(AsyncLimits.release)

@@ -19,6 +19,7 @@ from omniq.storage import BaseStorage
 from omniq.storage.pauses import Pause
 from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.functions import path_of
+from omniq.tasks.options import rate_of
 
 
 class _Operator:
@@ -183,3 +184,34 @@ class AsyncLimits(_Operator):
         """Return one limit; None if no task has named it."""
         found = (limit for limit in await self.list() if limit.key == key)
         return next(found, None)
+
+    async def set(
+        self,
+        key: str,
+        *,
+        max_running: int | None = None,
+        rate: str | tuple[int, Duration] | None = None,
+    ) -> None:
+        """Give a limit other numbers than its tasks say, for all workers and until it is reset.
+
+        `rate` is text such as "100/5m", or a number of starts and seconds. Tasks that hold more than it allows continue.
+        """
+        starts = None if rate is None else rate_of("rate", rate)
+        await self._storage.set_limit(key, max_running=max_running, rate=starts)
+
+    async def reset(self, key: str) -> None:
+        """Have a limit admit what its tasks say again."""
+        await self._storage.reset_limit(key)
+
+    async def hold(
+        self, key: str, *, reason: str = "", until: datetime | Duration | None = None
+    ) -> None:
+        """Have a limit admit no task until it is released, or until a time. What runs continues.
+
+        `until` is an instant, or for how long from now.
+        """
+        await self._storage.hold_limit(key, reason=reason, until=_end_of(self._storage, until))
+
+    async def release(self, key: str) -> None:
+        """Have a limit that is held admit tasks again."""
+        await self._storage.release_limit(key)

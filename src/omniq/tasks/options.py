@@ -355,10 +355,10 @@ def _schedules(name: str, value: Any) -> tuple[DeclaredSchedule, ...]:
     return found
 
 
-def _rate(_: str, value: Any) -> tuple[int, float]:
-    """Return the count and the seconds.
+def rate_of(_: str, value: Any) -> tuple[int, float]:
+    """The number of starts and the seconds of a rate.
 
-    >>> _rate("rate", "100/5m")
+    >>> rate_of("rate", "100/5m")
     (100, 300.0)
     """
     if isinstance(value, str) and (found := _RATE.fullmatch(value.strip())):
@@ -502,7 +502,7 @@ OPTIONS: Mapping[str, Option] = {
             type="str such as 10/s, or (count, duration)",
             faces=_IN_PYTHON,
             help="The number of runs that may start in a period of time.",
-            check=_rate,
+            check=rate_of,
         ),
         Option(
             "max_running",
