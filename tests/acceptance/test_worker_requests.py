@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,7 +126,7 @@ async def test_a_worker_runs_more_tasks_at_a_time_when_an_operator_says_so(url):
     MEETING[:] = [asyncio.Barrier(3)]
     async with AsyncTaskQueue(url) as queue:
         pool = queue.worker(lease=3, concurrency=1)
-        emitted: list[Event] = []
+        emitted: list[Any] = []
         pool.events.subscribe(emitted.append, kinds=(WorkerResized,))
         async with pool:
             (info,) = await queue.workers()

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from omniq import AsyncTaskQueue
-from omniq.dashboard import searches
 from omniq.models import Version
+from omniq.operations.find_tasks import find_tasks
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.run_counts import FunctionCounts, PeriodCounts, RunCounts
 from omniq.testing.clock import ManualClock
@@ -187,13 +187,12 @@ async def test_a_page_does_not_wait_for_a_slow_search_and_is_filled_in_later(
 ):
     await queue.enqueue("shop.say", "x")
     gate = asyncio.Event()
-    search = searches.find_tasks
 
     async def wait_for_the_gate(*args, **options):
         await gate.wait()
-        return await search(*args, **options)
+        return await find_tasks(*args, **options)
 
-    monkeypatch.setattr(searches, "find_tasks", wait_for_the_gate)
+    monkeypatch.setattr("omniq.dashboard.searches.find_tasks", wait_for_the_gate)
     early = await page(client, "/tasks?q=fn:say")
     gate.set()
     refreshed = await client.get("/tasks?q=fn:say", headers={**bearer(), "omniq-parts": "x"})
