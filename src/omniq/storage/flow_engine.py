@@ -286,27 +286,37 @@ class FlowEngine(OutputEngine):
     async def revive(self, root_id: str, ids: Sequence[str]) -> bool:
         """Make ended records below a root live again, each waiting for its sources that have not succeeded.
 
-        An ended root is made live too. Returns False if the root is live and one of the others is, too.
+        An ended root is made live too. Returns False, and changes nothing, if the root is missing, or one of the
+        others is live or missing.
         """
-        is_first = True
-        for start in range(0, max(len(ids), 1), MAX_REVIVED):
-            part = ids[start : start + MAX_REVIVED]
-            if not await self._revive(root_id, part, set(ids)) and is_first:
+        parts = [ids[at : at + MAX_REVIVED] for at in range(0, len(ids), MAX_REVIVED)] or [[]]
+        for part in parts[1:]:
+            found = await self.records(part)
+            if len(found) < len(part) or any(record.is_live for record in found.values()):
                 return False
-            is_first = False
+        for part in parts:
+            # After the first part the flow is live: what others have made live in the others stays so.
+            if not await self._revive(root_id, part, set(ids), must_all=part is parts[0]):
+                return False
         self.has_work = True
         await self._finish_work()
         return True
 
     @atomic
     async def _revive(
-        self, section: Section, root_id: str, ids: Sequence[str], revived: set[str]
+        self,
+        section: Section,
+        root_id: str,
+        ids: Sequence[str],
+        revived: set[str],
+        *,
+        must_all: bool,
     ) -> bool:
         found = await section.load([root_id, *ids], bodies=True)
         root = found.get(root_id)
         ended = {each: record for each in ids if (record := found.get(each)) and not record.is_live}
         # A group is made live with its members.
-        if root is None or len(ended) < len(ids):
+        if root is None or (must_all and len(ended) < len(ids)):
             return False
         parents = {
             parent

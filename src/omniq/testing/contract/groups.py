@@ -12,6 +12,7 @@ import pytest
 from omniq.errors import InvalidTask, TaskNotWaiting
 from omniq.models import Task, TaskStatus
 from omniq.outcomes import Failed, Succeeded
+from omniq.storage import flow_engine
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import a_member, a_result, a_task, an_error
 from omniq.testing.clock import ManualClock
@@ -219,6 +220,22 @@ class GroupContract(ContractPart):
         assert await storage.revive("f", ["f.b", "f.c"])
         assert ids(await storage.reserve(5)) == ["f.b"]
         assert not await storage.revive("f", ["f.b"])
+
+    @promise("F17")
+    async def test_a_retry_of_many_nodes_of_which_one_is_live_changes_nothing(
+        self, storage: BaseStorage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(flow_engine, "MAX_REVIVED", 1)
+        await storage.enqueue_many(a_flow("a", "b", "c"))
+        for task in await storage.reserve(3):
+            await storage.record([Failed(task.id, task.token, an_error())])
+        assert await storage.retry_dead("f.b")
+
+        assert not await storage.revive("f", ["f.a", "f.b", "f.c"])
+        assert await storage.get_dead("f.a") is not None
+        assert await status_of(storage, "f") is TaskStatus.FAILED
+        assert await storage.revive("f", ["f.a", "f.c"])
+        assert sorted(ids(await storage.reserve(5))) == ["f.a", "f.b", "f.c"]
 
     @promise("F10")
     async def test_a_dead_member_that_is_retried_alone_counts_again(
