@@ -1,4 +1,4 @@
-"""Decides from a history alone whether omniq kept its promises: I1 to I22, for every backend alike.
+"""Decides from a history alone whether omniq kept its promises: I1 to I22 and I31 to I36, for every backend alike.
 
 I1  no acknowledged task is lost            I11 a schedule fires each nominal time once
 I2  no task exists that was not requested   I12 at most one live task of a unique key
@@ -11,6 +11,9 @@ I8  results follow from the arguments       I18 the queue drains after the last 
 I9  recovery within lease, poll, 0.25 s     I19 files, threads and memory are released
 I10 no task runs before its time            I20 rows of a task's transaction exist once
 I21 none begins before what it waits for    I22 none waits for what has ended
+I31 tenants get their shares                I32 a strict sequence runs in order, one at a time
+I33 units are kept at every instant         I34 the newest acknowledged arguments run
+I35 items of a batch have one outcome       I36 a changed limit holds from its step on
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from chaos import flows, limits, ownership, results, times
+from chaos import flow_control, flows, limits, ownership, results, times
 from chaos.history import Event
 from chaos.timeline import Timeline
 from chaos.verdict import Verdict, Violation
@@ -73,6 +76,12 @@ CHECKS: tuple[Check, ...] = (
     limits.steps_are_done_once,
     limits.the_run_was_not_vacuous,
     limits.resources_come_back,
+    flow_control.shares_are_kept,
+    flow_control.sequences_are_strict,
+    flow_control.units_are_kept,
+    flow_control.newest_arguments_are_run,
+    flow_control.items_have_one_outcome,
+    flow_control.changed_limits_hold,
 )
 
 

@@ -18,12 +18,15 @@ class Event(msgspec.Struct, omit_defaults=True):
     | what | by | fields |
     |---|---|---|
     | `enqueue.try`, `.ok`, `.refused` | producer | `id`; with `try`, `value` is the plan of the task |
+    | `enqueue.replaced` | producer | `id`, `value`: the task that has the arguments of this call |
+    | `limit.try`, `.ok` | operator | `id`: the limit, `value`: what it allows from then on |
     | `cancel.try`, `.ok` | operator | `id`; with `ok`, `value`: whether the task had not ended |
     | `retry_dead.try` | operator | `id` |
     | `store.claim` | store | `id`, `token`, `owner`; only where the store can be observed |
     | `claim` | worker | `id`, `token`, `owner` |
     | `lease` | worker | `owner`, `until`: the lease cannot expire before that |
-    | `start`, `end` | task | `id`, `token`; with `end`, `value` is returned, raised or stopped |
+    | `start` | task | `id`, `token`, `value`: the argument if it may be replaced; of an item, its call |
+    | `end` | task | `id`, `token`, `value`: returned, raised or stopped |
     | `step` | task | `id`, `token`, `value`: the number of the finished step |
     | `done`, `retried`, `dead`, `cancelled`, `released`, `snoozed` | worker | `id`, `token`: recorded |
     | `stale` | worker | `id`, `token`: refused |

@@ -20,7 +20,7 @@ MORE_FILES, MORE_THREADS, MORE_MEGABYTES = 10, 5, 50
 
 def unique_keys_are_unique(timeline: Timeline, _: Promises, __: Verdict) -> Iterator[Violation]:
     """I12. Two tasks of one key never run at the same time."""
-    for key, runs in _runs_by(timeline, lambda task: task.plan.unique if task.plan else "").items():
+    for key, runs in runs_by(timeline, lambda task: task.plan.unique if task.plan else "").items():
         for first, second in pairwise(sorted(runs)):
             if first[1] > second[0] and first[2] != second[2]:
                 yield Violation(
@@ -32,7 +32,7 @@ def rates_are_kept(timeline: Timeline, _: Promises, __: Verdict) -> Iterator[Vio
     """I14. Where the store was observed: no more claims of a group within its span than its width."""
     claims: dict[Plan, list[tuple[float, str]]] = defaultdict(list)
     for task in timeline:
-        if task.plan is not None and task.plan.span:
+        if task.plan is not None and task.plan.span and not task.plan.units:
             rule = Plan(group=task.plan.group, width=task.plan.width, span=task.plan.span)
             claims[rule] += [(seen[0].at, task.id) for seen in task.stored.values()]
     for rule, made in claims.items():
@@ -44,10 +44,10 @@ def rates_are_kept(timeline: Timeline, _: Promises, __: Verdict) -> Iterator[Vio
 
 def groups_keep_their_width(timeline: Timeline, _: Promises, __: Verdict) -> Iterator[Violation]:
     """I14. No more runs of a group at any instant than its width, except runs past their lease."""
-    plans = [task.plan for task in timeline if task.plan and task.plan.group and not task.plan.span]
+    plans = [task.plan for task in timeline if task.plan and task.plan.is_plain_group]
     widths = {plan.group: plan.width for plan in plans}
-    for group, runs in _runs_by(
-        timeline, lambda task: task.plan.group if task.plan else ""
+    for group, runs in runs_by(
+        timeline, lambda task: task.plan.group if task.plan and task.plan.is_plain_group else ""
     ).items():
         changes = sorted([(b, 1, i) for b, _, i in runs] + [(e, -1, i) for _, e, i in runs])
         width = 0
@@ -58,7 +58,7 @@ def groups_keep_their_width(timeline: Timeline, _: Promises, __: Verdict) -> Ite
                 break
 
 
-def _runs_by(
+def runs_by(
     timeline: Timeline, key_of: Callable[[TaskTimeline], str]
 ) -> dict[str, list[tuple[float, float, str]]]:
     """Return, by key, when runs began, and when they or their leases ended (the earlier)."""
@@ -67,11 +67,12 @@ def _runs_by(
         key = key_of(task)
         if key:
             for token, run in task.starts.items():
-                found[key].append((run.at, _end(timeline, task, token), task.id))
+                found[key].append((run.at, run_end(timeline, task, token), task.id))
     return found
 
 
-def _end(timeline: Timeline, task: TaskTimeline, token: int) -> float:
+def run_end(timeline: Timeline, task: TaskTimeline, token: int) -> float:
+    """When a run ended, or its process was killed, or the lease of its owner ended: the earliest."""
     run, end = task.starts[token], task.end_of(token)
     owner = next((event.owner for event in task.claims.get(token, ())), "")
     if owner:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from chaos import task_writes
 from chaos.history import Journal, current, journal_file
 from chaos.observers import observe_lease, observe_pool
-from chaos.producer import Producer
+from chaos.producer import Producer, controlled
 from chaos.store_reader import audit, read_store
 from chaos.stores import Store
 from chaos.tasks import Plan, tick
@@ -218,15 +218,19 @@ async def producer(
             await producing.enqueue(f"{journal.by}.{number:06}", plan)
         if draw.random() < 0.05:
             await producing.cancel()
+        if draw.random() < 0.05:
+            await producing.change_limit()
         await asyncio.sleep(pause)
     with suppress(StorageError):
         await queue.close()
 
 
 def _plan(draw: random.Random, journal: Journal, number: int, *, writes: bool) -> Plan:
-    kind = draw.randrange(20)
+    seconds, kind = draw.choice((0.0, 0.005, 0.02, 0.06)), draw.randrange(28)
+    if kind >= 20:
+        return Plan(seconds=seconds, max_retries=1000, text=str(number), **controlled(draw))
     return Plan(
-        seconds=draw.choice((0.0, 0.005, 0.02, 0.06)),
+        seconds=seconds,
         failures=draw.choice((1, 2, 2000)) if kind == 0 else 0,
         max_retries=3 if kind == 0 else 1000,
         fatal=kind == 1,

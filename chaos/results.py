@@ -112,7 +112,9 @@ def values_are_right(timeline: Timeline, _: Promises, __: Verdict) -> Iterator[V
             yield Violation("I8", task.id, f"its result is {final.result!r}")
             continue
         value, token = final.result
-        if value != expected_value(task.id, plan.text):
+        run = task.starts.get(token)
+        text = str(run.value) if plan.replaces and run is not None else plan.text
+        if value != expected_value(task.id, text):
             yield Violation("I8", task.id, "its result does not follow from its arguments")
         newest = max([*task.tokens(), task.final_token], default=0)
         if token < newest:

@@ -22,7 +22,7 @@ import msgspec
 from chaos.checker import Promises, check
 from chaos.history import Event, Journal, current
 from chaos.observers import observe_lease, observe_pool
-from chaos.producer import Producer
+from chaos.producer import KINDS, Producer, controlled
 from chaos.store_reader import read_store
 from chaos.tasks import Plan, tick
 from chaos.verdict import Verdict
@@ -34,6 +34,7 @@ from omniq.testing.simulation import Faults, Process, Reply, Simulation
 from omniq.worker import AsyncWorkerPool
 
 LONGEST_DRAIN = 900.0
+_PAUSE_CHANCE = 0.2
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +55,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     jumps: int
     slow_cuts: int
     schedules: int
+    controlled: float
+    """The share of tasks that test flow control. If all do, most of them come together."""
+    kinds: tuple[str, ...]
 
     @classmethod
     def drawn(cls, draw: random.Random) -> Conditions:
@@ -89,6 +93,8 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
             jumps=some(2, 0.2),
             slow_cuts=some(3, 0.3),
             schedules=some(2, 0.4),
+            controlled=draw.choice((0.0, 0.5, 1.0)),
+            kinds=tuple(draw.sample(KINDS, draw.choice((1, 2, len(KINDS))))),
         )
 
 
@@ -290,20 +296,29 @@ class Fleet:
         producer = Producer(process.storage, self.journal(process.name), draw)
         await _persist(process.storage.open)
         for number in range(self.conditions.tasks):
-            await asyncio.sleep(
-                draw.uniform(0, 2) * self.conditions.seconds / self.conditions.tasks
-            )
+            if self.conditions.controlled < 1 or draw.random() < _PAUSE_CHANCE:
+                await asyncio.sleep(
+                    draw.uniform(0, 2) * self.conditions.seconds / self.conditions.tasks
+                )
             await producer.enqueue(f"t{number:03}", self._plan(draw, number))
             if draw.random() < 0.1:
                 await producer.cancel()
             if draw.random() < 0.1:
                 await producer.retry_dead()
+            if draw.random() < 0.1:
+                await producer.change_limit()
 
     def _plan(self, draw: random.Random, number: int) -> Plan:
         lease = self.conditions.lease
+        seconds = draw.choice((0.0, 0.01, 0.3, 1.0, lease, lease * 2.5))
+        if draw.random() < self.conditions.controlled:
+            fields = controlled(draw, self.conditions.kinds)
+            # A call that replaces another also forgets its failures.
+            failures = int(draw.random() < 0.2 and "replaces" not in fields)
+            return Plan(seconds=seconds, failures=failures, text=f"argument {number}", **fields)
         kind = draw.randrange(12)
         return Plan(
-            seconds=draw.choice((0.0, 0.01, 0.3, 1.0, lease, lease * 2.5)),
+            seconds=seconds,
             failures=draw.choice((1, 2, 9)) if kind == 0 else 0,
             max_retries=draw.choice((2, 5)),
             fatal=kind == 1,

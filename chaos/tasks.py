@@ -11,8 +11,13 @@ import msgspec
 
 from chaos import task_writes
 from chaos.history import Journal, current
-from omniq import Snooze, TaskContext, task
+from omniq import Snooze, TaskContext, batched, task
 from omniq.models import PermanentError, TaskStatus
+
+WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
+"""The tenants, whose tasks have a `fair_key`, and their weights."""
+
+BATCH_SIZE = 4
 
 
 class PlannedFailure(Exception):
@@ -23,7 +28,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a task does, and how it must end. Times are seconds.
 
     `eta` is on the history's clock. `group` is a key of which only `width` tasks may run at
-    a time; with a `span`, only that many may start within `span` seconds.
+    a time; with a `span`, only that many may start within `span` seconds. With `units`, `width` is
+    a number of units, of which the task takes so many. With `changes`, an operator changes the width.
     """
 
     seconds: float = 0.0
@@ -42,8 +48,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The id of a task that must have ended, in whatever way, before this one begins."""
     sequence: str = ""
     """Tasks of one sequence start in the order in which they were enqueued."""
+    tenant: str = ""
+    """The tenants take turns."""
+    strict: str = ""
+    """Tasks of one strict sequence run one at a time, in the order in which they were enqueued."""
+    replaces: str = ""
+    """A unique key, whose waiting holder gets the arguments of this call."""
+    batch: bool = False
+    units: int = 0
+    changes: bool = False
     writes: bool = False
     """Insert a row in the transaction of its success, if the store has transactions."""
+
+    @property
+    def is_plain_group(self) -> bool:
+        """Whether a fixed number of its group may run at a time."""
+        return bool(self.group) and not (self.span or self.units or self.changes)
+
+    @property
+    def is_controlled(self) -> bool:
+        """Whether it tests flow control; then it waits for nothing else."""
+        return bool(self.tenant or self.strict or self.replaces or self.batch or self.units)
 
     @property
     def expected_status(self) -> TaskStatus:
@@ -62,7 +87,8 @@ async def work(ctx: TaskContext, plan: dict[str, Any]) -> list[Any]:
     """Follow the plan; return a value that depends on the arguments, and the token."""
     spec = msgspec.convert(plan, Plan)
     journal, how = current.get(), "stopped"
-    journal.note("start", ctx.task_id, ctx.fencing_token)
+    text = spec.text if spec.replaces else None
+    journal.note("start", ctx.task_id, ctx.fencing_token, value=text)
     try:
         await _do(ctx, journal, spec)
         if ctx.fencing_token <= spec.snoozes:
@@ -97,6 +123,35 @@ async def _do(ctx: TaskContext, journal: Journal, spec: Plan) -> None:
 async def _step(journal: Journal, task_id: str, token: int, number: int) -> int:
     journal.note("step", task_id, token, value=number)
     return number
+
+
+@task(timeout=None)
+@batched(size=BATCH_SIZE, wait=0.2)
+async def work_together(
+    contexts: list[TaskContext], plans: list[dict[str, Any]]
+) -> list[list[Any] | BaseException]:
+    """Follow the plans of the items of one call, each of which has its own outcome."""
+    journal, specs = current.get(), [msgspec.convert(plan, Plan) for plan in plans]
+    call = f"{contexts[0].task_id}/{contexts[0].fencing_token}"
+    for ctx in contexts:
+        journal.note("start", ctx.task_id, ctx.fencing_token, value=call)
+    ends = dict.fromkeys([ctx.task_id for ctx in contexts], "stopped")
+    outcomes: list[list[Any] | BaseException] = []
+    try:
+        await asyncio.sleep(max(spec.seconds for spec in specs))
+        for ctx, spec in zip(contexts, specs, strict=True):
+            ends[ctx.task_id] = "raised"
+            if spec.fatal:
+                outcomes.append(PermanentError("the plan says that this task fails for good"))
+            elif ctx.attempt <= spec.failures:
+                outcomes.append(PlannedFailure())
+            else:
+                ends[ctx.task_id] = "returned"
+                outcomes.append([expected_value(ctx.task_id, spec.text), ctx.fencing_token])
+        return outcomes
+    finally:
+        for ctx in contexts:
+            journal.note("end", ctx.task_id, ctx.fencing_token, value=ends[ctx.task_id])
 
 
 @task(timeout=None, max_retries=1000)

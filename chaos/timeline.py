@@ -39,6 +39,9 @@ class TaskTimeline:
     acknowledged_at: float = NEVER
     refused: bool = False
     scheduled: bool = False
+    replied_at: float = NEVER
+    stands_for: str = ""
+    """The task that has the arguments of this call, by the reply: itself, or the holder of its unique key."""
     cancel_tried: bool = False
     dead_retries: int = 0
     cancelled_at: float = NEVER
@@ -95,6 +98,7 @@ class Timeline:
         self.schedules: dict[str, dict[float, str]] = {}
         self._placed: dict[str, float] = {}
         self._nominal: set[str] = set()
+        self._widths: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
         self.calm_at = NEVER
         for event in self.events:
             self._add(event)
@@ -122,6 +126,16 @@ class Timeline:
             for event in self.faults_by_process.get(process, ())
         )
 
+    def widest(self, group: str, at: float, width: int) -> int:
+        """The largest width that the group may have had at that instant; `width` before the first change."""
+        possible = {width}
+        for changed_at, what, new in self._widths[group]:
+            if changed_at > at:
+                break
+            # Between the request and the reply, both hold; without a reply, until the next one.
+            possible = {new} if what == "limit.ok" else possible | {new}
+        return max(possible)
+
     def _add(self, event: Event) -> None:
         match event.what:
             case "lease":
@@ -133,6 +147,8 @@ class Timeline:
                 self._placed[event.id] = event.until
             case "schedule":
                 self._add_schedule(event)
+            case "limit.try" | "limit.ok":
+                self._widths[event.id].append((event.at, event.what, event.value))
             case "calm":
                 self.calm_at = event.at
             case "counted":
@@ -168,8 +184,11 @@ class Timeline:
                 task.tried_at = min(task.tried_at, event.at)
             case "enqueue.ok":
                 task.acknowledged_at = min(task.acknowledged_at, event.at)
+                task.replied_at, task.stands_for = event.at, task.id
             case "enqueue.refused":
                 task.refused = True
+            case "enqueue.replaced":
+                task.replied_at, task.stands_for = event.at, str(event.value)
             case "retry_dead.try":
                 task.dead_retries += 1
             case "cancel.try":

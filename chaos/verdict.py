@@ -11,7 +11,7 @@ from chaos.history import Event
 
 @dataclass(frozen=True)
 class Violation:
-    """A promise (I1 to I22 of the checker) that was broken, for which task or process, and how."""
+    """A promise (I1 to I36 of the checker) that was broken, for which task or process, and how."""
 
     code: str
     subject: str

@@ -9,7 +9,7 @@ import pytest
 
 from chaos.checker import Promises, check
 from chaos.history import Event, journal_file, read_history
-from chaos.tasks import Plan, expected_value
+from chaos.tasks import BATCH_SIZE, Plan, expected_value
 
 LEASE = 10.0
 
@@ -363,6 +363,163 @@ def test_a_rate_above_the_limit_is_noticed():
         history.add("store.claim", task_id, 1, owner="owner of worker-1")
         history.claim(task_id).end(task_id).final(task_id)
     assert history.codes() == {"I14"}
+
+
+def test_a_tenant_that_gets_more_than_its_share_is_noticed():
+    history = WrittenHistory().lease()
+    for number in range(6):
+        history.enqueue(f"a{number}", tenant="a").enqueue(f"c{number}", tenant="c")
+    right = ("a0", "c0", "a1", "a2", "c1", "a3")
+    wrong = ("a0", "c0", "a1", "a2", "a3", "a4", "a5")
+
+    assert _claimed_in_store(history, right) == set()
+    assert _claimed_in_store(history, wrong) == {"I31"}
+    # What a tenant has cancelled leaves it behind the others.
+    history.add("cancel.try", "c5")
+    assert _claimed_in_store(history, wrong) == set()
+
+
+def _claimed_in_store(history, ids):
+    copy = WrittenHistory()
+    copy.events, copy.at = list(history.events), history.at
+    for task_id in ids:
+        copy.add("store.claim", task_id, 1, owner="owner of worker-1")
+        copy.claim(task_id).end(task_id).final(task_id)
+    return copy.codes() - {"I1"}
+
+
+def test_a_task_that_was_released_is_not_counted_twice_and_one_that_is_retried_is():
+    for outcome, codes in (("released", set()), ("retried", {"I31"})):
+        history = WrittenHistory().lease()
+        for number in range(6):
+            history.enqueue(f"a{number}", tenant="a", failures=3).enqueue(f"b{number}", tenant="b")
+        for token in range(1, 5):
+            history.add("store.claim", "a0", token, owner="owner of worker-1")
+            history.claim("a0", token).end("a0", token, "raised", outcome)
+        assert history.codes() & {"I31"} == codes
+
+
+def test_two_tasks_of_a_strict_sequence_at_the_same_time_are_noticed():
+    history = WrittenHistory().enqueue("a", strict="s").enqueue("b", strict="s").lease()
+    history.claim("a").claim("b").end("a").end("b")
+    assert history.final("a").final("b").codes() == {"I32"}
+
+
+@pytest.mark.parametrize("how", ["killed", "retried", "right", "unknown order"])
+def test_a_task_that_begins_before_an_earlier_one_of_its_sequence_has_ended_is_noticed(how):
+    history = WrittenHistory().enqueue("a", strict="s", failures=1).lease().claim("a")
+    if how == "killed":
+        history.add("kill", value="worker-1")
+    else:
+        history.end("a", 1, "raised", "retried")
+    if how == "unknown order":
+        history.events = [each for each in history.events if each.what != "enqueue.ok"]
+        history.add("enqueue.try", "b", by="producer", value={"strict": "s"})
+        history.add("enqueue.ok", "a", by="producer").add("enqueue.ok", "b", by="producer")
+    else:
+        history.enqueue("b", strict="s")
+    order = "ab" if how == "right" else "ba"
+    for task_id in order:
+        token = 2 if task_id == "a" else 1
+        history.add("claim", task_id, token, by="worker-2", at=history.at + 2 * LEASE)
+        history.add("start", task_id, token, by="worker-2").end(task_id, token)
+
+    codes = history.codes() & {"I32"}
+    assert codes == ({"I32"} if how in ("killed", "retried") else set())
+
+
+def test_more_units_than_a_limit_has_are_noticed():
+    history = WrittenHistory().lease()
+    for task_id, units in (("a", 2), ("b", 3)):
+        history.enqueue(task_id, group="g", width=4, units=units).claim(task_id)
+    assert history.end("a").end("b").final("a").final("b").codes() == {"I33"}
+
+    alone = WrittenHistory().lease()
+    for task_id, units in (("a", 2), ("b", 9), ("c", 2)):
+        alone.enqueue(task_id, group="g", width=4, units=units).claim(task_id).end(task_id)
+    assert alone.final("a").final("b").final("c").codes() == set()
+
+
+@pytest.mark.parametrize("units", [(3, 2, 2), (9, 1)])
+def test_more_units_than_a_rate_has_are_noticed(units):
+    history = WrittenHistory().lease()
+    for number, count in enumerate(units):
+        task_id = f"t{number}"
+        history.enqueue(task_id, group="g", width=5, span=5.0, units=count)
+        history.add("store.claim", task_id, 1, owner="owner of worker-1")
+        history.claim(task_id).end(task_id).final(task_id)
+    assert history.codes() == {"I33"}
+
+
+def _replaced(*, runs: str) -> WrittenHistory:
+    """Three calls of one key: the first is inserted, the others replace it; it runs as `runs` says."""
+    history = WrittenHistory().lease().enqueue("a", replaces="k")
+    for task_id in "bc":
+        value = msgspec.to_builtins(Plan(replaces="k"))
+        history.add("enqueue.try", task_id, by="producer", value=value)
+        history.add("enqueue.replaced", task_id, by="producer", value="a")
+    history.add("claim", "a", 1, owner="owner of worker-1").add("start", "a", 1, value=runs)
+    return history.end("a").final("a", result=[expected_value("a", runs), 1])
+
+
+def test_a_run_with_arguments_that_were_replaced_is_noticed():
+    assert _replaced(runs="c").codes() == set()
+    assert _replaced(runs="b").codes() == {"I34"}
+    assert _replaced(runs="a").codes() == {"I34"}
+
+
+def test_arguments_that_were_acknowledged_and_are_never_run_are_noticed():
+    history = WrittenHistory().lease()
+    history.enqueue("a", replaces="k").add("claim", "a", 1, owner="owner of worker-1")
+    history.add("start", "a", 1, value="a")
+    value = msgspec.to_builtins(Plan(replaces="k"))
+    history.add("enqueue.try", "b", by="producer", value=value)
+    history.add("enqueue.replaced", "b", by="producer", value="a").end("a")
+    assert history.final("a", result=[expected_value("a", "a"), 1]).codes() == {"I34"}
+
+
+@pytest.mark.parametrize(
+    ("value", "outcomes"),
+    [("returned", ["retried"]), ("raised", ["done"]), ("raised", ["retried", "dead"])],
+)
+def test_an_item_of_a_batch_with_another_outcome_than_it_was_given_is_noticed(value, outcomes):
+    history = WrittenHistory().enqueue("a", batch=True).lease()
+    history.add("claim", "a", 1, owner="owner of worker-1").add("start", "a", 1, value="a/1")
+    history.add("end", "a", 1, value=value)
+    for outcome in outcomes:
+        history.add(outcome, "a", 1)
+    assert "I35" in history.codes()
+
+
+def test_a_call_of_a_batch_with_too_many_items_is_noticed():
+    history = WrittenHistory().lease()
+    for number in range(BATCH_SIZE + 1):
+        history.enqueue(f"t{number}", batch=True)
+        history.add("claim", f"t{number}", 1, owner="owner of worker-1")
+        history.add("start", f"t{number}", 1, value="t0/1")
+    for number in range(BATCH_SIZE + 1):
+        history.end(f"t{number}").final(f"t{number}")
+    assert history.codes() == {"I35"}
+
+
+@pytest.mark.parametrize(("acknowledged", "codes"), [(True, {"I36"}), (False, set())])
+def test_a_claim_over_a_limit_that_was_lowered_is_noticed(acknowledged, codes):
+    history = WrittenHistory().lease().add("limit.try", "g", value=1)
+    if acknowledged:
+        history.add("limit.ok", "g", value=1)
+    for task_id in "ab":
+        history.enqueue(task_id, group="g", width=2, changes=True)
+        history.add("store.claim", task_id, 1, owner="owner of worker-1").claim(task_id)
+    assert history.end("a").end("b").final("a").final("b").codes() == codes
+
+
+def test_runs_that_had_begun_before_their_limit_was_lowered_may_go_on():
+    history = WrittenHistory().lease()
+    for task_id in "ab":
+        history.enqueue(task_id, group="g", width=2, changes=True)
+        history.add("store.claim", task_id, 1, owner="owner of worker-1").claim(task_id)
+    history.add("limit.try", "g", value=1).add("limit.ok", "g", value=1)
+    assert history.end("a").end("b").final("a").final("b").codes() == set()
 
 
 def test_counts_that_do_not_add_up_are_noticed():
