@@ -134,7 +134,8 @@ A task that has ended is stored for this long with its result, and is then delet
 `limit_key="smtp"` in several functions makes them share one limit; a function of the arguments makes one limit for each user, host or tenant.""",
     "cost": """\
 A number, or a function that makes one of the arguments; it is rounded up to whole units. `rate="90000/m"` with `cost` then allows 90,000
-units in a minute, and `max_running=8` with `cost=2` four such tasks. A task that costs more than the whole limit runs alone. Give all
+units in a minute, and `max_running=8` with `cost=2` four such tasks. A task that costs more than the whole limit runs alone. A task
+that needs more units than are free keeps the tasks behind it waiting until it starts; one of higher priority may pass. Give all
 tasks with one key a cost, or none. See [Breakers and limits](../guides/breakers-and-limits.md).""",
     "limits": """\
 `Limit(key=…, max_running=…)` or `Limit(key=…, rate=…, per=seconds)`, each with a `cost` if it counts units. A task starts when all of its

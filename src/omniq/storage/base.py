@@ -409,7 +409,9 @@ class BaseStorage(Flows):
         G4. While a breaker is open its tasks are not claimed; then one probe at a time is.
         G5. A parked task keeps its position in the order, and does not hold up other tasks.
         G6. A claim does not cost more because keys are blocked, or because many have room at the same time.
-        G7. What has room is offered in order, and a task that cannot be taken keeps no other out.
+        G7. What has room is offered in order, and a task that cannot be taken keeps no other out: one of another
+             queue or function than the claim asks for, or one that another gate blocks. G15 says what holds for one
+             that only needs more units of this limit than are free.
         G8. The state of a limit that says nothing is deleted, and that changes nothing.
         G11. No more units than a limit allows are held by live claims, or started within any span. A task that
              costs more than the whole limit runs alone.

@@ -272,6 +272,24 @@ class LimitContract(ContractPart):
 
         assert ids(await storage.reserve(5)) == ["s1"]
 
+    @promise("G15", "G7")
+    async def test_no_room_is_saved_for_a_task_that_another_limit_blocks(
+        self, storage: BaseStorage
+    ) -> None:
+        x, y = Limit(key="x", max_running=4, cost=3), Limit(key="y", max_running=1)
+        small = Limit(key="x", max_running=4, cost=1)
+        await storage.enqueue_many([a_task("r", limits=(small,)), a_task("s", limits=(small,))])
+        await storage.enqueue(a_task("holds-y", limits=(y,)))
+        running = {task.id: task for task in await storage.reserve(5)}
+        await storage.enqueue_many([a_task("dear", limits=(x, y)), a_task("t", limits=(small,))])
+        assert await storage.reserve(5) == []
+        await _succeed(storage, running["r"], running["s"])
+
+        (t,) = await storage.reserve(5)
+        assert t.id == "t"
+        await _succeed(storage, t, running["holds-y"])
+        assert ids(await storage.reserve(5)) == ["dear"]
+
     @promise("G15")
     async def test_a_task_of_higher_priority_may_pass(self, storage: BaseStorage) -> None:
         await storage.enqueue_many(
