@@ -164,6 +164,23 @@ def test_limits_are_changed_held_and_put_back(omniq, queue):
     assert (record["max_running"], record["is_changed"], record["is_held"]) == (2, False, False)
 
 
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (("set", "apj", "--max-running", "1"), "apj: no task that runs"),
+        (("hold", "apj"), "apj: no task that runs"),
+        (("release", "api"), "api: this limit was not held"),
+        (("reset", "apj"), "apj: this limit was not changed"),
+    ],
+)
+def test_a_limit_that_no_task_has_is_named(omniq, queue, words, note):
+    queue.options(max_running=2, limit_key="api").enqueue("clitasks.add", 1)
+
+    assert note in omniq("limits", *words).err
+    assert omniq("limits", "set", "api", "--max-running", "1").err == ""
+    assert omniq("limits", "reset", "api").err == ""
+
+
 def test_events_are_printed_as_they_happen(queue, url, folder):
     command = [sys.executable, "-m", "omniq", "events", "--json", "-i", "0.1", "--url", url]
     process = subprocess.Popen(

@@ -16,6 +16,8 @@ app = Group(
     "limits", "List the limits that all workers share; change, reset, hold and release them."
 )
 
+_UNKNOWN = "no task that runs, and none of the first 1,000 that wait, has this limit; omniq limits lists those in use"
+
 Keys = Annotated[list[str], Argument(metavar="KEY", help="Keys of limits.")]
 
 
@@ -65,8 +67,8 @@ def set_(
     """Give a limit other numbers than its tasks say, for all workers, until it is reset. Running tasks continue."""
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        await task_queue.limits.set(key, max_running=max_running, rate=rate)
-        _print(key, "changed", as_json)
+        is_known = await task_queue.limits.set(key, max_running=max_running, rate=rate)
+        _print(key, "changed", as_json, "" if is_known else _UNKNOWN)
 
     with_queue(url, work, creates=True)
 
@@ -77,8 +79,8 @@ def reset(keys: Keys, url: Url = None, as_json: Json = False) -> None:
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         for key in keys:
-            await task_queue.limits.reset(key)
-            _print(key, "reset", as_json)
+            was_changed = await task_queue.limits.reset(key)
+            _print(key, "reset", as_json, "" if was_changed else "this limit was not changed")
 
     with_queue(url, work)
 
@@ -96,8 +98,8 @@ def hold(
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         for key in keys:
-            await task_queue.limits.hold(key, reason=reason, until=until)
-            _print(key, "held", as_json)
+            is_known = await task_queue.limits.hold(key, reason=reason, until=until)
+            _print(key, "held", as_json, "" if is_known else _UNKNOWN)
 
     with_queue(url, work, creates=True)
 
@@ -108,17 +110,19 @@ def release(keys: Keys, url: Url = None, as_json: Json = False) -> None:
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         for key in keys:
-            await task_queue.limits.release(key)
-            _print(key, "released", as_json)
+            was_held = await task_queue.limits.release(key)
+            _print(key, "released", as_json, "" if was_held else "this limit was not held")
 
     with_queue(url, work)
 
 
-def _print(key: str, what: str, as_json: bool) -> None:
+def _print(key: str, what: str, as_json: bool, note: str) -> None:
     if as_json:
         output.print_json({"limit": key, what: True})
-    else:
-        output.print_line(f"{what}: {key}")
+        return
+    output.print_line(f"{what}: {key}")
+    if note:
+        output.print_note(f"{key}: {note}")
 
 
 def _state(limit: LimitInfo) -> output.Cell:

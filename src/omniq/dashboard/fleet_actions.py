@@ -19,6 +19,8 @@ from omniq.errors import InvalidValue
 from omniq.operations.formatting import count_of
 from omniq.tasks.durations import seconds_in
 
+_UNNAMED = "; no task has this limit now"
+
 
 async def close_breaker(state: AppState, request: BreakerName) -> ActionResult:
     if not await state.storage.close_breaker(request.name):
@@ -27,8 +29,9 @@ async def close_breaker(state: AppState, request: BreakerName) -> ActionResult:
 
 
 async def set_limit(state: AppState, request: SetLimit) -> ActionResult:
-    await state.queue.limits.set(request.key, max_running=request.max_running, rate=request.rate)
-    return ActionResult(message=f"Limit {request.key} changed")
+    limits = state.queue.limits
+    is_known = await limits.set(request.key, max_running=request.max_running, rate=request.rate)
+    return ActionResult(message=f"Limit {request.key} changed{'' if is_known else _UNNAMED}")
 
 
 async def reset_limit(state: AppState, request: LimitKey) -> ActionResult:
@@ -38,8 +41,8 @@ async def reset_limit(state: AppState, request: LimitKey) -> ActionResult:
 
 async def hold_limit(state: AppState, request: HoldLimit) -> ActionResult:
     until = seconds_in(request.span) if request.span else None
-    await state.queue.limits.hold(request.key, reason=request.reason, until=until)
-    return ActionResult(message=f"Limit {request.key} admits no task")
+    is_known = await state.queue.limits.hold(request.key, reason=request.reason, until=until)
+    return ActionResult(message=f"Limit {request.key} admits no task{'' if is_known else _UNNAMED}")
 
 
 async def release_limit(state: AppState, request: LimitKey) -> ActionResult:

@@ -45,6 +45,11 @@ class LimitInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     held_until: datetime | None = None
     reason: str = ""
 
+    @property
+    def is_named(self) -> bool:
+        """Whether a task has it: one that runs, that its rate counts, or of the first 1,000 that wait."""
+        return bool(self.running or self.started or self.waiting)
+
 
 async def limits_of(storage: BaseStorage) -> list[LimitInfo]:
     """Every limit that a claimed or a waiting task has named, sorted by key."""

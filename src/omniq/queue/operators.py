@@ -191,27 +191,38 @@ class AsyncLimits(_Operator):
         *,
         max_running: int | None = None,
         rate: str | tuple[int, Duration] | None = None,
-    ) -> None:
+    ) -> bool:
         """Give a limit other numbers than its tasks say, for all workers and until it is reset.
 
         `rate` is text such as "100/5m", or a number of starts and seconds. Tasks that hold more than it allows continue.
+        Returns False if no task names this limit now: the key may be wrong, or its tasks come later.
         """
         starts = None if rate is None else rate_of("rate", rate)
         await self._storage.set_limit(key, max_running=max_running, rate=starts)
+        return await self._is_named(key)
 
-    async def reset(self, key: str) -> None:
-        """Have a limit admit what its tasks say again."""
+    async def reset(self, key: str) -> bool:
+        """Have a limit admit what its tasks say again; False if it was not changed."""
+        known = await self.get(key)
         await self._storage.reset_limit(key)
+        return known is not None and known.is_changed
 
     async def hold(
         self, key: str, *, reason: str = "", until: datetime | Duration | None = None
-    ) -> None:
+    ) -> bool:
         """Have a limit admit no task until it is released, or until a time. What runs continues.
 
-        `until` is an instant, or for how long from now.
+        `until` is an instant, or for how long from now. Returns False if no task names this limit now.
         """
         await self._storage.hold_limit(key, reason=reason, until=_end_of(self._storage, until))
+        return await self._is_named(key)
 
-    async def release(self, key: str) -> None:
-        """Have a limit that is held admit tasks again."""
+    async def release(self, key: str) -> bool:
+        """Have a limit that is held admit tasks again; False if it was not held."""
+        known = await self.get(key)
         await self._storage.release_limit(key)
+        return known is not None and known.is_held
+
+    async def _is_named(self, key: str) -> bool:
+        known = await self.get(key)
+        return known is not None and known.is_named
