@@ -31,6 +31,7 @@ from omniq import failpoints
 from omniq.errors import OmniqError, StorageError
 from omniq.queue.async_queue import AsyncTaskQueue
 from omniq.settings import Settings
+from omniq.storage.base import BaseStorage
 
 LEASE, POLL = 1.0, 0.1
 MANY_CRASHES = 1_000_000
@@ -120,7 +121,7 @@ class ProcessFactory:
             os._exit(status)
 
 
-def _queue(store: Store) -> AsyncTaskQueue:
+def open_queue(store: Store) -> AsyncTaskQueue:
     settings = Settings(max_crashes=MANY_CRASHES, result_ttl=86_400)
     return AsyncTaskQueue(store.url, settings=settings)
 
@@ -139,13 +140,14 @@ async def worker(
     concurrency: int = 3,
     failpoint_rules: str = "",
     notes_resources: bool = False,
+    watch: Callable[[BaseStorage], None] = lambda _: None,
 ) -> None:
     """Work until SIGTERM. `failpoint_rules` is the text that configures failpoints."""
     stop = _stop_on_term()
     failpoints.configure(failpoint_rules)
     while not stop.is_set():
         try:
-            await _work(store, journal, stop, concurrency, notes_resources)
+            await _work(store, journal, stop, concurrency, notes_resources, watch)
         except OmniqError:
             # Start again after a pause, as a supervisor would. The server may be down.
             await asyncio.sleep(_RETRY)
@@ -154,9 +156,15 @@ async def worker(
 
 
 async def _work(
-    store: Store, journal: Journal, stop: asyncio.Event, concurrency: int, notes_resources: bool
+    store: Store,
+    journal: Journal,
+    stop: asyncio.Event,
+    concurrency: int,
+    notes_resources: bool,
+    watch: Callable[[BaseStorage], None],
 ) -> None:
-    queue = _queue(store)
+    queue = open_queue(store)
+    watch(queue.storage)
     observe_lease(queue.storage, journal)
     pool = queue.worker(
         concurrency=concurrency, poll_interval=POLL, base_retry_delay=0.05, lease=LEASE
@@ -202,8 +210,8 @@ async def producer(
     """Enqueue until SIGTERM, as fast as the workers run tasks."""
     stop = _stop_on_term()
     failpoints.configure(failpoint_rules)
-    queue = _queue(store)
-    await _persist(queue.open)
+    queue = open_queue(store)
+    await persist(queue.open)
     producing = Producer(queue.storage, journal, draw)
     number = 0
     while not stop.is_set():
@@ -247,8 +255,8 @@ def _plan(draw: random.Random, journal: Journal, number: int, *, writes: bool) -
 
 async def sleeper_tasks(store: Store, journal: Journal, draw: random.Random) -> None:
     """Enqueue tasks that run for about as long as a lease, for the workers that are stopped."""
-    queue = _queue(store)
-    await _persist(queue.open)
+    queue = open_queue(store)
+    await persist(queue.open)
     producing = Producer(queue.storage, journal, draw)
     for number in range(_SLEEPERS):
         plan = Plan(seconds=draw.uniform(0.2, LEASE), max_retries=1000, text=str(number))
@@ -271,8 +279,8 @@ async def planner(
     store: Store, journal: Journal, _: random.Random, *, seconds: float, every: float = 0.25
 ) -> None:
     """Add two schedules that fire until shortly after the last fault."""
-    queue = _queue(store)
-    await _persist(queue.open)
+    queue = open_queue(store)
+    await persist(queue.open)
     for schedule_id in (f"{journal.by}.s0", f"{journal.by}.s1"):
         start = queue.storage.clock.now() + timedelta(seconds=1)
         add = partial(
@@ -285,15 +293,15 @@ async def planner(
             missed="all",
             max_missed=100_000,
         )
-        await _persist(add)
+        await persist(add)
         journal.note("placed", schedule_id, until=queue.storage.clock.now().timestamp())
     await queue.close()
 
 
 async def create_store(store: Store, _: Journal, __: random.Random) -> None:
     """Create the store, and the table for the rows of tasks if it has transactions."""
-    queue = _queue(store)
-    await _persist(queue.open)
+    queue = open_queue(store)
+    await persist(queue.open)
     await queue.close()
     if store.has_transactions:
         await task_writes.create(store)
@@ -301,9 +309,9 @@ async def create_store(store: Store, _: Journal, __: random.Random) -> None:
 
 async def waiter(store: Store, _: Journal, __: random.Random, *, seconds: float) -> None:
     """Return when the queue is drained; raise TimeoutError if that takes too long."""
-    queue = _queue(store)
+    queue = open_queue(store)
     async with asyncio.timeout(seconds):
-        await _persist(queue.open)
+        await persist(queue.open)
         while True:
             with suppress(StorageError):
                 stats = await queue.storage.stats()
@@ -317,8 +325,8 @@ async def waiter(store: Store, _: Journal, __: random.Random, *, seconds: float)
 
 async def reader(store: Store, journal: Journal, _: random.Random) -> None:
     """Record the contents of the store after the run."""
-    queue = _queue(store)
-    await _persist(queue.open)
+    queue = open_queue(store)
+    await persist(queue.open)
     await read_store(queue.storage, journal)
     await queue.close()
     if store.has_transactions:
@@ -331,8 +339,8 @@ async def auditor(
 ) -> None:
     """Record until SIGTERM every task that ends, before it is purged; purge dead letters after `keep`."""
     stop = _stop_on_term()
-    queue = _queue(store)
-    await _persist(queue.open)
+    queue = open_queue(store)
+    await persist(queue.open)
     noted: set[str] = set()
     while not stop.is_set():
         with suppress(StorageError):
@@ -344,7 +352,7 @@ async def auditor(
         await queue.close()
 
 
-async def _persist(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+async def persist(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
     while True:
         try:
             await call()
