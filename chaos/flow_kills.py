@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import itertools
 import random
 import shutil
 import signal
@@ -34,7 +35,6 @@ from chaos.stores import BACKENDS, DEFAULT_BACKENDS, Store, open_store
 from chaos.timeline import TERMINAL, TaskTimeline, Timeline
 from chaos.verdict import Violation
 from omniq.errors import StorageError
-from omniq.models import TaskStatus
 from omniq.storage.base import BaseStorage
 
 _VICTIMS = 2
@@ -199,7 +199,7 @@ class Run:
             yield Violation("DOUBLED", task.id, f"began {tokens}, recorded {task.final_token}")
         if not task.id.endswith(".callback"):
             return
-        for one, after in zip(begun, begun[1:], strict=False):
+        for one, after in itertools.pairwise(begun):
             self.repeated += 1
             was_killed = timeline.killed_between(one.by, one.at, after.at) is not None
             if not (was_killed or task.stale or one.token in task.outcomes):
