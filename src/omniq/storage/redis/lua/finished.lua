@@ -27,7 +27,7 @@ if request[3] == 'expires_at' then
 end
 local page = redis.call('ZRANGEBYLEX', KEYS.ids, after == '' and '-' or '(' .. after, '+', 'LIMIT', 0, PLACES_PER_CALL)
 for position, place in ipairs(get_all(KEYS.places, page)) do
-  local finished_at = place and is_finished(place) and string.match(place, '(%d+)/%d+$')
+  local finished_at = place and is_finished(place) and string.match(place, '^.*/(%d+)/%d+$', FIXED_LAST + 1)
   if finished_at and tonumber(finished_at) <= before then answer[#answer + 1] = page[position] end
   answer[1] = page[position]
   if #answer > limit then return answer end

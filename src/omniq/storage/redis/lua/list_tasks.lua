@@ -19,7 +19,7 @@ local function few_with_status()
   if not set or not SORTS_BYTES or redis.call('ZCARD', set) > FEW then return nil end
   local found = {}
   for _, member in ipairs(redis.call('ZRANGE', set, 0, -1)) do
-    local id = string.match(member, '([^/]*)$')
+    local id = string.match(member, '^.*/(.*)$') or member
     if comes_after(id) then found[#found + 1] = id end
   end
   table.sort(found, is_reversed and function(one, other) return one > other end or nil)

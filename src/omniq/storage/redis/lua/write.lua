@@ -111,7 +111,7 @@ end
 drop_states(ended_ids)
 for position, each in ipairs(deleted_finished) do
   local place = finished_places[position]
-  local finished_at = place and is_finished(place) and string.match(place, '(%d+)/%d+$')
+  local finished_at = place and is_finished(place) and string.match(place, '^.*/(%d+)/%d+$', FIXED_LAST + 1)
   if finished_at and (request[12] == 0 or tonumber(finished_at) < request[12]) then
     delete_finished(each[1], place, redis.call('HEXISTS', KEYS.dead, each[1]) == 1)
   end

@@ -17,7 +17,8 @@ end
 
 -- Whether the place is that of a finished task whose `result_ttl` has passed.
 local function is_expired(place)
-  -- nil if the place is damaged.
-  local expires_at = tonumber(string.match(place, '%d+$') or '')
-  return is_finished(place) and expires_at and expires_at <= now
+  if not is_finished(place) then return false end
+  -- nil if the place is damaged. Without `^`, a pattern is tried from each of the 90 digits that a place begins with.
+  local expires_at = tonumber(string.match(place, '^.*/(%d+)$', FIXED_LAST + 1) or '')
+  return expires_at and expires_at <= now
 end
