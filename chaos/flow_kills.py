@@ -124,9 +124,10 @@ class Run:
         while not doing.has_any and not fork.has_ended and time.monotonic() < deadline:
             time.sleep(0.004)
         time.sleep(self._draw.uniform(0, _LONGEST_LIFE))
-        self._factory.journal.note("kill", value=fork.name)
         fork.signal(signal.SIGKILL)
         fork.wait(10)
+        # Noted when it is dead: until then it may begin another task.
+        self._factory.journal.note("kill", value=fork.name)
         if doing.has_any:
             self.hits[kind] += 1
         else:
