@@ -11,8 +11,8 @@ from omniq.errors import InvalidTask, StaleClaim
 from omniq.models import TaskStatus
 from omniq.storage import row_rules
 from omniq.storage.backend import Changes, DocumentChange, Record, Section
-from omniq.storage.release_waiters import FLOW_WORK, Edge, FlowWork, add_edges, work_change
-from omniq.storage.row_rules import Row, Workflow
+from omniq.storage.release_waiters import FLOW_WORK, FlowWork, add_edges, work_change
+from omniq.storage.row_rules import Edge, Row, Workflow
 from omniq.storage.sequences import UNKNOWN, Sequences, key_of
 
 MAX_SOURCES = 1_000
@@ -248,8 +248,9 @@ class FlowInsertion:
         assert workflow is not None
         unsettled: list[str] = []
         satisfied = 0
-        for source in (*workflow.after, *workflow.after_any):
-            edge = Edge(row.id, 0, source in workflow.after_any)
+        sources = (*workflow.after, *workflow.after_any)
+        for source in sources:
+            edge = Edge(row.id, 0, source in workflow.after_any, len(sources) == 1)
             if source in self._fresh:
                 self._edges.setdefault(source, []).append(edge)
                 continue

@@ -12,7 +12,7 @@ next turns of this owner, or the maintenance of any worker, process it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal
 
@@ -24,7 +24,7 @@ from omniq.models import TaskStatus
 from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage import row_rules
 from omniq.storage.backend import ANY, Document, DocumentChange
-from omniq.storage.row_rules import Row, Workflow
+from omniq.storage.row_rules import Edge, Row, Workflow
 from omniq.storage.sequences import Sequences, key_of
 
 if TYPE_CHECKING:
@@ -36,21 +36,13 @@ EDGES, FLOW_WORK = "edges", "flow_work"
 MAX_RELEASED = 300
 """About the number of edges that one step processes."""
 
+EDGES_IN_ROW = 8
+"""The most edges that a row has. A node of a chain has one, which needs no document."""
+
 EDGES_IN_DOCUMENT = 100
 _DOCUMENTS_READ = 50
 
 _SUCCESS = TaskStatus.SUCCESS
-
-
-class Edge(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A record that waits for a source. `wait`: the number of its wait.
-
-    With `any_end` it waits for any end, otherwise for success.
-    """
-
-    waiter: str
-    wait: int
-    any_end: bool = False
 
 
 class FlowWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,14 +84,23 @@ def work_change(work: FlowWork, due: int, before: bytes | None = ANY) -> Documen
     return DocumentChange(FLOW_WORK, work.key, before, encode_internal(work), due)
 
 
-def add_edges(row: Row, edges: list[Edge]) -> Iterable[DocumentChange]:
-    """Add edges from the row; the caller stores the row."""
+def add_edges(row: Row, edges: list[Edge]) -> list[DocumentChange]:
+    """Add edges from the row; the caller stores the row, and the documents that this returns."""
     row.workflow = row.workflow or Workflow()
-    for start in range(0, len(edges), EDGES_IN_DOCUMENT):
-        number = row.workflow.edges
-        row.workflow = replace(row.workflow, edges=number + 1)
-        data = encode_internal(edges[start : start + EDGES_IN_DOCUMENT])
-        yield DocumentChange(EDGES, f"{edges_of(row)}/{number}", ANY, data)
+    if len(row.workflow.to) + len(edges) <= EDGES_IN_ROW:
+        row.workflow = replace(row.workflow, to=(*row.workflow.to, *edges))
+        return []
+    return [
+        _edges_document(row, edges[start : start + EDGES_IN_DOCUMENT])
+        for start in range(0, len(edges), EDGES_IN_DOCUMENT)
+    ]
+
+
+def _edges_document(row: Row, edges: Sequence[Edge]) -> DocumentChange:
+    workflow = row.workflow or Workflow()
+    row.workflow = replace(workflow, edges=workflow.edges + 1)
+    key = f"{edges_of(row)}/{workflow.edges}"
+    return DocumentChange(EDGES, key, ANY, encode_internal(edges))
 
 
 class Ends:
@@ -183,7 +184,12 @@ class Ends:
             await self.sequences.leave(ended, dead)
             self.has_released = self.has_released or bool(self.sequences.released)
         step, parents = self._step, [row.workflow.parent for row in ended if row.workflow]
-        await step.read([parent for parent in parents if parent is not None])
+        edges = self._first_edges(ended)
+        if edges:
+            hit("release.before")
+        ids = chain((each for each in parents if each is not None), (e.waiter for _, e in edges))
+        # This very step may claim those that it releases.
+        await step.read(ids, bodies=step.is_claiming and any(edge.is_only for _, edge in edges))
         for row, parent_id in zip(ended, parents, strict=True):
             workflow = row.workflow
             assert workflow is not None
@@ -206,6 +212,24 @@ class Ends:
             if workflow.size and parent_id is None:
                 expires_at = step.now + row.result_ttl
                 self.put_work(FlowWork(action="purge", id=row.id), expires_at)
+        for row, edge in edges:
+            self._satisfy(row.id, row.status, edge)
+
+    def _first_edges(self, ended: list[Row]) -> list[tuple[Row, Edge]]:
+        """The edges that the rows have. When the step has enough to do, it puts them into documents."""
+        found: list[tuple[Row, Edge]] = []
+        for row in ended:
+            workflow = row.workflow
+            if workflow is None or not workflow.to:
+                continue
+            if self._moves >= MAX_RELEASED:
+                change = _edges_document(row, workflow.to)
+                self._edges[change.key] = change
+            else:
+                found += [(row, edge) for edge in workflow.to]
+                self._moves += len(workflow.to)
+            row.workflow = replace(row.workflow or workflow, to=())
+        return found
 
     def _leave(self, parent: Row, row: Row) -> None:
         """Count the end of a member."""
@@ -249,7 +273,7 @@ class Ends:
             assert workflow is not None
             for source in sources:
                 any_end = source in workflow.on or source in workflow.after_any
-                edge = Edge(row.id, workflow.wait, any_end)
+                edge = Edge(row.id, workflow.wait, any_end, len(sources) == 1)
                 if step.live(source) is not None:
                     edges.setdefault(source, []).append(edge)
                 elif step.live(row.id) is not None:
