@@ -250,8 +250,15 @@ class FlowInsertion:
         satisfied = 0
         sources = (*workflow.after, *workflow.after_any)
         for source in sources:
-            edge = Edge(row.id, 0, source in workflow.after_any, len(sources) == 1)
-            if source in self._fresh:
+            fresh = self._fresh.get(source)
+            edge = Edge(
+                row.id,
+                0,
+                any_end=source in workflow.after_any,
+                is_only=len(sources) == 1,
+                is_sibling=fresh is not None and _parent_of(fresh) == workflow.parent,
+            )
+            if fresh is not None:
                 self._edges.setdefault(source, []).append(edge)
                 continue
             record = self._known.get(source)
@@ -292,3 +299,7 @@ class FlowInsertion:
 
 def _has_succeeded(record: Record) -> bool:
     return record.finished is not None and record.finished.row.status is TaskStatus.SUCCESS
+
+
+def _parent_of(row: Row) -> str | None:
+    return None if row.workflow is None else row.workflow.parent

@@ -12,7 +12,7 @@ next turns of this owner, or the maintenance of any worker, process it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal
 
@@ -183,37 +183,56 @@ class Ends:
             dead = frozenset(row.id for row in ended if self._step.is_dead(row.id))
             await self.sequences.leave(ended, dead)
             self.has_released = self.has_released or bool(self.sequences.released)
-        step, parents = self._step, [row.workflow.parent for row in ended if row.workflow]
-        edges = self._first_edges(ended)
+        step, edges = self._step, self._first_edges(ended)
         if edges:
             hit("release.before")
-        ids = chain((each for each in parents if each is not None), (e.waiter for _, e in edges))
+        # The parents of those that succeed are mostly not needed: see `_owe`.
+        may_owe = {row.id for row, edge in edges if edge.is_sibling and row.status is _SUCCESS}
+        ids = chain(_parents(row for row in ended if row.id not in may_owe), _waiters(edges))
         # This very step may claim those that it releases.
         await step.read(ids, bodies=step.is_claiming and any(edge.is_only for _, edge in edges))
-        for row, parent_id in zip(ended, parents, strict=True):
-            workflow = row.workflow
-            assert workflow is not None
-            parent = None if parent_id is None else step.live(parent_id)
-            if parent is not None and workflow.kind != "event":
-                self._leave(parent, row)
-            if workflow.edges > workflow.edges_done:
-                work = FlowWork(
-                    action="release",
-                    id=row.id,
-                    of=edges_of(row),
-                    status=row.status,
-                    first=workflow.edges_done,
-                    edges=workflow.edges,
-                )
-                self._sources.append(work)
-            if workflow.size and workflow.kind == "task" and not self.covers_below:
-                reason = f"{row.id} has ended"
-                self.put_work(FlowWork(action="cancel", id=row.id, reason=reason), step.now)
-            if workflow.size and parent_id is None:
-                expires_at = step.now + row.result_ttl
-                self.put_work(FlowWork(action="purge", id=row.id), expires_at)
         for row, edge in edges:
-            self._satisfy(row.id, row.status, edge)
+            waiter = self._satisfy(row.id, row.status, edge)
+            if waiter is not None and edge.is_sibling and row.id in may_owe:
+                may_owe.remove(row.id)
+                self._owe(waiter, row)
+        await step.read(_parents(row for row in ended if row.id in may_owe))
+        for row in ended:
+            self._end(row)
+
+    def _owe(self, waiter: Row, row: Row) -> None:
+        """Have the end of a row be counted with that of a row that waits for it. Their parent cannot end before."""
+        assert waiter.workflow is not None
+        assert row.workflow is not None
+        owed = waiter.workflow.owed + 1 + row.workflow.owed
+        waiter.workflow = replace(waiter.workflow, owed=owed)
+        row.workflow = replace(row.workflow, owed=-1)
+
+    def _end(self, row: Row) -> None:
+        """The effects of the end of a row on its parent, and on what it leaves behind."""
+        workflow, step = row.workflow, self._step
+        assert workflow is not None
+        parent = None if workflow.parent is None else step.live(workflow.parent)
+        if workflow.owed < 0:
+            row.workflow = replace(workflow, owed=0)
+        elif parent is not None and workflow.kind != "event":
+            self._leave(parent, row)
+        if workflow.edges > workflow.edges_done:
+            work = FlowWork(
+                action="release",
+                id=row.id,
+                of=edges_of(row),
+                status=row.status,
+                first=workflow.edges_done,
+                edges=workflow.edges,
+            )
+            self._sources.append(work)
+        if workflow.size and workflow.kind == "task" and not self.covers_below:
+            reason = f"{row.id} has ended"
+            self.put_work(FlowWork(action="cancel", id=row.id, reason=reason), step.now)
+        if workflow.size and workflow.parent is None:
+            expires_at = step.now + row.result_ttl
+            self.put_work(FlowWork(action="purge", id=row.id), expires_at)
 
     def _first_edges(self, ended: list[Row]) -> list[tuple[Row, Edge]]:
         """The edges that the rows have. When the step has enough to do, it puts them into documents."""
@@ -239,7 +258,7 @@ class Ends:
         is_group = workflow.kind == "group"
         parent.workflow = workflow = replace(
             workflow,
-            members=workflow.members - 1,
+            members=workflow.members - 1 - (row.workflow.owed if row.workflow else 0),
             failed=workflow.failed + (has_failed and is_group),
             is_stopped=workflow.is_stopped or stops,
         )
@@ -319,25 +338,37 @@ class Ends:
         for work, edge in found:
             self._satisfy(work.id, work.status, edge)
 
-    def _satisfy(self, source: str, status: TaskStatus, edge: Edge) -> None:
-        """Apply the end of a source to a waiting record."""
+    def _satisfy(self, source: str, status: TaskStatus, edge: Edge) -> Row | None:
+        """Apply the end of a source to a waiting record; returns that, if it still is live and waited for this."""
         step = self._step
         row = step.live(edge.waiter)
         workflow = None if row is None else row.workflow
         if row is None or workflow is None or workflow.wait != edge.wait or row.owner is not None:
             # The edge belongs to an earlier wait.
-            return
+            return None
         if status is _SUCCESS or edge.any_end:
             row.workflow = replace(workflow, needs=workflow.needs - 1)
             if not row_rules.is_waiting(row):
                 row_rules.release(row, step.now)
                 self.has_released = True
             step.update(row)
-            return
+            return row
         row.workflow = replace(workflow, failed=workflow.failed + 1)
         if workflow.failed < workflow.holds:
             step.update(row)
-            return
+            return row
         how = "failed" if status is TaskStatus.FAILED else "was cancelled"
         reason = f"needs {source}, which {how}"
         step.finish(row, row_rules.finish_cancelled(row, step.now, reason))
+        return None
+
+
+def _parents(rows: Iterable[Row]) -> Iterator[str]:
+    """The ids of the records that the rows belong to."""
+    for row in rows:
+        if row.workflow is not None and row.workflow.parent is not None:
+            yield row.workflow.parent
+
+
+def _waiters(edges: Sequence[tuple[Row, Edge]]) -> Iterator[str]:
+    return (edge.waiter for _, edge in edges)
