@@ -559,6 +559,31 @@ async def test_the_rule_path_does_no_sequential_scan_either(schema):
         assert (await storage.stats()).by_status[TaskStatus.CANCELLED] == 60
 
 
+@pytest.mark.parametrize("by_rules", [False, True])
+async def test_a_claim_reads_as_much_among_two_thousand_queues_as_among_twenty(schema, by_rules):
+    async with schema.new_storage() as storage:
+
+        async def lookups_of_claims():
+            await storage.reserve(1)
+            before = await _index_reads(storage)
+            for _ in range(5):
+                claimed = await storage.reserve(2)
+                assert len(claimed) == 2
+            return await _index_reads(storage) - before
+
+        # A task with a gate is claimed by the rules.
+        limits = [Limit(key="cpu", max_running=1_000)] if by_rules else []
+        await storage.enqueue_many(
+            [a_task(queue=f"a{each}", limits=limits) for each in range(20)] + some_tasks("xyz")
+        )
+        few = await lookups_of_claims()
+        await storage.enqueue_many(
+            [a_task(queue=f"b{each}", limits=limits) for each in range(2_000)]
+        )
+
+        assert await lookups_of_claims() <= few * 1.5
+
+
 async def test_both_writers_have_the_same_planner_settings(schema):
     async with schema.new_storage() as storage:
         for writer in (storage._backend.writer, storage._backend.second_writer):
@@ -623,6 +648,18 @@ async def _sequential_scans(storage):
     return [
         tuple(line) for line in await storage._backend.reader.fetch(sql, storage._target.schema)
     ]
+
+
+async def _index_reads(storage):
+    """How often all connections of the server have looked into an index of tasks, and how many entries they read."""
+    for writer in (storage._backend.writer, storage._backend.second_writer):
+        await writer.run(lambda db: db.execute("SELECT pg_stat_force_next_flush()"))
+    sql = (
+        "SELECT sum(idx_scan + idx_tup_read)::int FROM pg_stat_user_indexes "
+        "WHERE schemaname = $1 AND relname = 'live'"
+    )
+    ((count,),) = await storage._backend.reader.fetch(sql, storage._target.schema)
+    return count
 
 
 # Wake-ups

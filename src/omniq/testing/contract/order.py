@@ -54,6 +54,24 @@ class OrderContract(ContractPart):
 
         assert ids(await storage.reserve(10)) == ["c", "b", "d", "a"]
 
+    @promise("C4", "C6")
+    async def test_the_order_holds_across_many_queues(self, storage: BaseStorage) -> None:
+        tasks = [
+            a_task(f"t{n:02}", queue="default" if n % 4 == 0 else f"q{n}", priority=n % 3)
+            for n in range(40)
+        ]
+        await storage.enqueue_many(tasks)
+        in_order = ids(sorted(tasks, key=lambda task: -task.priority))
+
+        assert ids(await storage.reserve(7)) == in_order[:7]
+        assert ids(await storage.reserve(3, queues=["q39", "q38", "q1"])) == ["t38", "t01", "t39"]
+        await storage.pause_queue("default")
+        left = [each for each in in_order[7:] if each not in ("t38", "t01", "t39")]
+        waiting = [each for each in left if int(each[1:]) % 4]
+        assert ids(await storage.reserve(30)) == waiting
+        await storage.resume_queue("default")
+        assert ids(await storage.reserve(30)) == [each for each in left if each not in waiting]
+
     @promise("C4")
     async def test_a_retried_task_is_ordered_by_its_new_eta(
         self, storage: BaseStorage, clock: ManualClock

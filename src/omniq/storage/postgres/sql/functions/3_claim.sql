@@ -3,7 +3,10 @@
 --
 -- A lane is the ready tasks of one function in one queue.
 
--- The lanes with ready tasks of that place, without those of paused queues: two arrays of the same length.
+-- The lanes with ready tasks of that place, without those of paused queues: two arrays of the same length. If there
+-- are many, a function has two lanes instead: that of the queue `default`, and one of all other queues together, whose
+-- queue is NULL. So a claim costs no more because there are more queues. While a queue is paused there are only single
+-- lanes, because its tasks must not be in the way of others.
 CREATE OR REPLACE FUNCTION {schema}.lanes(
     p_place smallint, p_wanted {schema}.wanted_tasks, p_paused text[],
     OUT queues text[], OUT functions text[]
@@ -11,7 +14,9 @@ CREATE OR REPLACE FUNCTION {schema}.lanes(
 LANGUAGE plpgsql VOLATILE {pinned} AS $$
 #variable_conflict use_column
 DECLARE
+    c_few CONSTANT int := 16;
     v_is_only boolean;
+    v_count int;
 BEGIN
     -- All names are read from the far end of the index, where claims leave no dead entries.
     IF cardinality(p_wanted.lows) = 1 THEN
@@ -53,10 +58,17 @@ BEGIN
                 ORDER BY live.func_path DESC, live.queue DESC LIMIT 1
             ) AS next
         )
-        SELECT coalesce(array_agg(queue), '{}'), coalesce(array_agg(func_path), '{}')
-        INTO queues, functions
-        FROM found WHERE func_path <> ALL (p_wanted.excluded) AND queue <> ALL (p_paused);
-        RETURN;
+        SELECT
+            coalesce(array_agg(queue) FILTER (WHERE is_wanted), '{}'),
+            coalesce(array_agg(func_path) FILTER (WHERE is_wanted), '{}'), count(*)
+        INTO queues, functions, v_count
+        FROM (
+            SELECT func_path, queue, func_path <> ALL (p_wanted.excluded) AND queue <> ALL (p_paused) AS is_wanted
+            FROM found LIMIT CASE WHEN cardinality(p_paused) = 0 THEN c_few + 1 END
+        ) AS first;
+        IF v_count <= c_few OR cardinality(p_paused) > 0 THEN
+            RETURN;
+        END IF;
     END IF;
     WITH RECURSIVE found (low, func_path) AS (
         SELECT low, last.* FROM unnest(p_wanted.lows, p_wanted.highs) AS ranges (low, high), LATERAL (
@@ -74,15 +86,20 @@ BEGIN
     )
     SELECT coalesce(array_agg(given.queue), '{}'), coalesce(array_agg(found.func_path), '{}')
     INTO queues, functions
-    FROM found, unnest(p_wanted.queues) AS given (queue)
-    WHERE found.func_path <> ALL (p_wanted.excluded) AND given.queue <> ALL (p_paused) AND EXISTS (
-        SELECT FROM {schema}.live
-        WHERE place = p_place AND place < 2 AND live.func_path = found.func_path
-            AND live.queue = given.queue
-    );
+    FROM found, unnest(coalesce(p_wanted.queues, '{default,NULL}')) AS given (queue), LATERAL (
+        SELECT WHERE given.queue IS NULL
+        UNION ALL
+        (
+            SELECT FROM {schema}.live
+            WHERE place = p_place AND place < 2 AND live.func_path = found.func_path
+                AND live.queue = given.queue AND given.queue <> ALL (p_paused)
+            LIMIT 1
+        )
+    ) AS lane
+    WHERE found.func_path <> ALL (p_wanted.excluded);
 END $$;
 
--- The first tasks of these lanes behind a position, in claim order.
+-- The first tasks of these lanes behind a position, in claim order. A lane without a queue is that of all but `default`.
 CREATE OR REPLACE FUNCTION {schema}.first_of(
     p_place smallint, p_queues text[], p_functions text[], p_due_by bigint, p_rank bigint,
     p_turn bigint, p_seq bigint, p_limit int
@@ -92,11 +109,21 @@ LANGUAGE plpgsql VOLATILE {pinned} AS $$
 BEGIN
     RETURN QUERY
     SELECT first.* FROM unnest(p_queues, p_functions) AS lane (queue, func_path), LATERAL (
-        SELECT id, rank, turn, seq FROM {schema}.live
-        WHERE place = p_place AND place < 2 AND live.func_path = lane.func_path
-            AND live.queue = lane.queue AND visible <= p_due_by
-            AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
-        ORDER BY rank, turn, seq LIMIT p_limit
+        (
+            SELECT id, rank, turn, seq FROM {schema}.live
+            WHERE place = p_place AND place < 2 AND live.func_path = lane.func_path
+                AND live.queue = lane.queue AND visible <= p_due_by
+                AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
+            ORDER BY rank, turn, seq LIMIT p_limit
+        )
+        UNION ALL
+        (
+            SELECT id, rank, turn, seq FROM {schema}.live
+            WHERE lane.queue IS NULL AND place = p_place AND place < 2 AND live.func_path = lane.func_path
+                AND live.queue <> 'default' AND visible <= p_due_by
+                AND (rank, turn, seq) > (p_rank, p_turn, p_seq)
+            ORDER BY rank, turn, seq LIMIT p_limit
+        )
     ) AS first
     ORDER BY rank, turn, seq LIMIT p_limit;
 END $$;
@@ -157,7 +184,7 @@ BEGIN
     END IF;
     FOREACH v_place IN ARRAY v_places LOOP
         v_lanes := {schema}.lanes(v_place, p_wanted, p_paused);
-        IF cardinality(v_lanes.functions) = 1 AND v_places = '{0}' THEN
+        IF cardinality(v_lanes.functions) = 1 AND v_lanes.queues[1] IS NOT NULL AND v_places = '{0}' THEN
             RETURN QUERY
             SELECT id, seq, queue, func_path, rank, turn, due, visible, created_at, expires, token,
                 settled, started_at, crashes, status, cancel_requested, attached, owner, parked,

@@ -19,7 +19,7 @@ DECLARE
     v_more tid[];
     v_page_is_odd boolean;
 BEGIN
-    IF cardinality(p_functions) = 1 THEN
+    IF cardinality(p_functions) = 1 AND p_queues[1] IS NOT NULL THEN
         SELECT coalesce(array_agg(first.ctid), '{}'), coalesce(bool_or(first.is_odd), false)
         INTO picked, is_odd
         FROM (
