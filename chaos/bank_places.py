@@ -10,8 +10,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import redis
+
 from chaos.stores import Store
-from omniq.testing.servers import PostgresServer
+from omniq.testing.redis_groups import SentinelGroup
+from omniq.testing.servers import PostgresServer, RedisServer
 from omniq.testing.standby import PostgresPair
 
 
@@ -19,19 +22,20 @@ class Place(ABC):
     """A database with tasks and accounts."""
 
     store: Store
-    can_restart = True
+    can_restart = can_restore = True
+    restart_kind = "restart"
 
-    @abstractmethod
     async def ask(self, sql: str) -> list[list[Any]]:
-        """Run a statement; returns its rows."""
+        """Run a statement; returns its rows. Only databases with accounts have this."""
+        raise NotImplementedError(f"no statements: {sql}")
 
-    @abstractmethod
     def copy(self) -> None:
         """Note the state of the database."""
+        raise NotImplementedError("it cannot be restored")
 
-    @abstractmethod
     def put_back(self) -> None:
         """Put the database back to that state."""
+        raise NotImplementedError("it cannot be restored")
 
     @abstractmethod
     def restart(self) -> None:
@@ -126,15 +130,11 @@ class PostgresBank(Place):
 class FailoverBank(PostgresBank):
     """Two servers: the standby takes over, and the other one comes back as its standby."""
 
+    can_restore, restart_kind = False, "failover"
+
     def __init__(self, folder: Path) -> None:
         self._pair = PostgresPair(waits_for_standby=True).__enter__()
         self.store = Store("postgres", self._pair.url)
-
-    def copy(self) -> None:
-        """A failover restores nothing."""
-
-    def put_back(self) -> None:
-        self.restart()
 
     def restart(self) -> None:
         self._pair.primary.kill()
@@ -154,8 +154,61 @@ class FailoverBank(PostgresBank):
         self._pair.close()
 
 
+class RedisBank(Place):
+    """A server whose log is cut short: it has lost what it wrote after the copy."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = RedisServer(durable=True)
+        self._server.start()
+        self._log = self._server._folder / "appendonly.aof"
+        self.store = Store("redis", self._server.url, self._server)
+
+    def copy(self) -> None:
+        self._size = self._log.stat().st_size
+
+    def put_back(self) -> None:
+        self._server.kill()
+        with self._log.open("r+b") as log:
+            log.truncate(self._size)
+        self._server.start()
+
+    def restart(self) -> None:
+        self._server.kill()
+        self._server.start()
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class SentinelBank(Place):
+    """A primary and a replica: the Sentinels promote the replica, which may lack the last writes of the workers."""
+
+    can_restore, restart_kind = False, "failover"
+
+    def __init__(self, folder: Path) -> None:
+        self._group = SentinelGroup(durable=True)
+        self._group.start()
+        self.store = Store("redis", self._group.url)
+
+    def restart(self) -> None:
+        primary = self._group.primary()
+        # What was acknowledged before is on the replica as well, with all that was written before this key.
+        with closing(redis.Redis.from_url(primary.url)) as client:
+            client.set("bank", "failover")
+            client.wait(1, 10_000)
+        primary.kill()
+        self._group.await_primary(other_than=primary)
+        primary.start()
+        self._group.await_replicas()
+
+    def close(self) -> None:
+        self._group.close()
+
+
 PLACES: dict[str, Any] = {
     "sqlite": SQLiteBank,
     "postgres": PostgresBank,
     "postgres-failover": FailoverBank,
+    "redis": RedisBank,
+    "redis-sentinel": SentinelBank,
 }
