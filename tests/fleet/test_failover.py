@@ -18,11 +18,11 @@ from omniq.testing.builders import a_task
 from omniq.testing.server_process import children_of
 from omniq.testing.servers import PostgresServer
 from omniq.testing.standby import PostgresPair
-from tests.acceptance.command import WorkerCommand, wait_until
+from tests.acceptance.command import wait_until
 from tests.fleet.conftest import StartWorker
 from tests.fleet.fleet_tasks import count, count_after, counts
 from tests.fleet.producer import Producer, check_nothing_is_lost, is_drained
-from tests.fleet.traces import traces
+from tests.fleet.traces import have_run_since
 from tests.worker.recorder import until
 
 OPTIONS = ("--concurrency", "4", "--poll-interval", "0.5", "--lease", "5")
@@ -35,12 +35,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 def pair() -> Iterator[PostgresPair]:
     with PostgresPair(waits_for_standby=True) as pair:
         yield pair
-
-
-def have_run_since(folder: Path, workers: list[WorkerCommand], moment: int) -> bool:
-    """Whether each worker has finished a task after that time."""
-    since = {trace.pid for trace in traces(folder) if trace.at > moment}
-    return since >= {worker.process.pid for worker in workers}
 
 
 @pytest.mark.fault("F31")

@@ -29,11 +29,12 @@ from omniq.testing.standby import PostgresPair
 from tests.acceptance.command import WorkerCommand, wait_until
 from tests.fleet.conftest import StartWorker
 from tests.fleet.fleet_tasks import note_token
-from tests.fleet.traces import traces
+from tests.fleet.traces import have_run_since, traces
 
 WORKERS = 3
 TASKS, NEWER = 600, 60
-OPTIONS = ("--concurrency", "4", "--poll-interval", "0.2", "--lease", "6")
+WIDTH = 4
+OPTIONS = ("--concurrency", str(WIDTH), "--poll-interval", "0.2", "--lease", "6")
 
 
 class Place(ABC):
@@ -284,7 +285,12 @@ def test_no_token_is_given_twice_and_nothing_is_stuck(
         place.copy()
     with TaskQueue(place.url) as queue:
         # Of these the store will know nothing, although workers have run them, or hold them.
-        queue.options(priority=9).enqueue_many([(note_token, (str(folder),), {})] * NEWER)
+        newer = queue.options(priority=9).enqueue_many([(note_token, (str(folder),), {})] * NEWER)
+    wait_until(lambda: {handle.id for handle in newer} <= {each.name for each in traces(folder)})
+    # A worker that has claimed nothing since the copy has nothing to notice by: see the guide about restoring. These
+    # tasks are in the copy, and one more than a worker runs at a time was claimed after it.
+    now = time.monotonic_ns()
+    wait_until(lambda: have_run_since(folder, workers, now, times=WIDTH + 1))
     time.sleep(seconds)
     with pause():
         place.put_back()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.acceptance.command import WorkerCommand
 
 
 class Trace(NamedTuple):
@@ -29,3 +32,11 @@ def traces(folder: Path) -> list[Trace]:
 def runs(folder: Path) -> Counter[str]:
     """Return how often each task has run to its end."""
     return Counter(trace.name for trace in traces(folder) if trace.what == "ran")
+
+
+def have_run_since(
+    folder: Path, workers: Sequence[WorkerCommand], moment: int, times: int = 1
+) -> bool:
+    """Whether each worker has noted that many tasks after that time."""
+    since = Counter(trace.pid for trace in traces(folder) if trace.at > moment)
+    return all(since[worker.process.pid] >= times for worker in workers)
