@@ -551,10 +551,14 @@ class WorkerProblem(Event, frozen=True, kw_only=True):
 
 
 class StorageFailing(Event, frozen=True, kw_only=True):
-    """Emitted once when the storage of a worker stops to answer. The worker tries again until it answers."""
+    """Emitted when the storage of a worker stops to answer. The worker tries again until it answers.
+
+    It is repeated once a minute, with the time `since` which the storage has not answered.
+    """
 
     name: ClassVar[str] = "storage.failing"
     error: str
+    since: datetime | None = None
 
 
 class StorageBack(Event, frozen=True, kw_only=True):

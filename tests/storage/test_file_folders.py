@@ -89,6 +89,23 @@ async def test_a_store_that_is_replaced_as_a_whole_is_noticed(tmp_path):
             await storage.renew()
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_a_heartbeat_that_starts_after_the_store_was_moved_away_makes_no_other(
+    is_replaced, tmp_path
+):
+    root = tmp_path / "store"
+    async with FileStorage(root, settings=FAST) as storage:
+        await storage.renew()
+        root.rename(tmp_path / "aside")
+        if is_replaced:
+            root.mkdir(mode=0o700)
+        with pytest.raises(StorageError, match="was moved or replaced"):
+            await storage.sibling().open()
+
+    assert root.exists() == is_replaced
+    assert not is_replaced or list(root.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["tasks", "results", "leases"])
 @pytest.mark.parametrize("times", [100, pytest.param(5_000, marks=pytest.mark.deep)])
 async def test_folders_that_are_swapped_for_links_while_stores_are_opened_are_not_followed(

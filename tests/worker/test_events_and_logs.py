@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 from loguru import logger
 
@@ -23,7 +24,9 @@ from omniq.events import (
     TaskSucceeded,
     WorkerProblem,
 )
+from omniq.log.wording import text_of
 from omniq.storage.memory import MemoryStorage
+from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage
 from omniq.worker.problems import ProblemReports
 from tests.worker import sample_tasks
@@ -380,6 +383,33 @@ def test_one_activity_that_fails_alone_is_no_outage_the_next_time() -> None:
     assert [event.during_outage for event in emitted if isinstance(event, WorkerProblem)] == [
         True,
         False,
+        False,
+    ]
+
+
+def test_an_outage_is_reported_again_each_minute_with_its_beginning() -> None:
+    dispatcher, emitted, lines = Dispatcher(), list[Event](), list[str]()
+    dispatcher.subscribe(emitted.append, kinds=(StorageFailing, StorageBack))
+    dispatcher.subscribe(lambda event: lines.append(text_of(event, msgspec.structs.asdict(event))))
+    clock = ManualClock()
+    problems, began = ProblemReports(dispatcher, clock), clock.now()
+    for _ in range(130):
+        problems.report("record and claim", StorageError("away"))
+        clock.advance(1)
+    problems.answered()
+    problems.report("renew", StorageError("away again"))
+
+    assert emitted == [
+        StorageFailing(error="away"),
+        *[StorageFailing(error="away", since=began)] * 2,
+        StorageBack(seconds=130),
+        StorageFailing(error="away again"),
+    ]
+    outages = [line for line in lines if line.startswith("storage.failing")]
+    assert [f"no answer since {began:%Y-%m-%d %H:%M:%S}Z; " in line for line in outages] == [
+        False,
+        True,
+        True,
         False,
     ]
 

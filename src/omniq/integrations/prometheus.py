@@ -87,7 +87,7 @@ class Counters:
                 events.LeaseLoss()
                 | events.StaleRefused()
                 | events.WorkerProblem()
-                | events.StorageFailing()
+                | events.StorageFailing(since=None)
                 | events.LoopBlocked()
                 | events.HookFailed()
                 | events.RecordQuarantined()

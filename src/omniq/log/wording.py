@@ -196,8 +196,9 @@ def text_of(event: Event, fields: dict[str, Any]) -> str:
     if isinstance(event, WorkerAdvice):
         return f"{event.name}: {fields['advice']}"
     if isinstance(event, StorageFailing):
+        since = f"no answer since {event.since:%Y-%m-%d %H:%M:%SZ}; " if event.since else ""
         return (
-            f"{event.name}: {fields['error']}; trying again until it answers; "
+            f"{event.name}: {fields['error']}; {since}trying again until it answers; "
             "to find the reason, run omniq doctor"
         )
     if isinstance(event, StorageBack):

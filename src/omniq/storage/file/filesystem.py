@@ -16,6 +16,7 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from omniq.errors import StorageError, StorageRefused
 from omniq.settings.places import PlaceRules
@@ -71,12 +72,22 @@ class Disk:
         self._count = 0
         self._folders: dict[str, int] = {}
 
-    def open(self) -> None:
-        """Create the folders that are missing, and check that the file system is suitable."""
+    def open(self, known: tuple[int, int] | None = None) -> tuple[int, int]:
+        """Create the folders that are missing, and check that the file system is suitable.
+
+        Returns the device and the inode of the folder. If `known`, it must be that folder: none is created.
+        """
         try:
-            make_store_folder(self.root, self._rules)
-            root = self._folders[""] = os.open(self.root, _ROOT)
-            self._rules.check(os.fstat(root), self.root)
+            if known is None:
+                make_store_folder(self.root, self._rules)
+            try:
+                root = self._folders[""] = os.open(self.root, _ROOT)
+            except FileNotFoundError:
+                self._refuse_replaced(self.root)
+            facts = os.fstat(root)
+            self._rules.check(facts, self.root)
+            if known not in (None, (facts.st_dev, facts.st_ino)):
+                self._refuse_replaced(self.root)
             refuse_network(self.root, os.fstat(root).st_dev)
             for folder in FOLDERS:
                 self.make_folder(folder)
@@ -86,6 +97,7 @@ class Disk:
         except BaseException:
             self.close()
             raise
+        return facts.st_dev, facts.st_ino
 
     def close(self) -> None:
         """Close; does nothing when called again."""
@@ -136,10 +148,12 @@ class Disk:
             except FileNotFoundError:
                 is_same = False
             if not is_same:
-                raise StorageError(
-                    f"{place} was moved or replaced while it was in use; restart the processes "
-                    "that use it"
-                )
+                self._refuse_replaced(place)
+
+    def _refuse_replaced(self, place: Path) -> NoReturn:
+        raise StorageError(
+            f"{place} was moved or replaced while it was in use; restart the processes that use it"
+        )
 
     def nonce(self) -> str:
         """Return a string that no other process, and no earlier call, has used."""

@@ -68,6 +68,8 @@ class OwnClaims:
 
     def __init__(self) -> None:
         self.owner = ""
+        self.folder: tuple[int, int] | None = None
+        """The device and the inode of the folder that is open. A sibling opens no other one."""
         self.lease_path = ""
         self.store: tuple[DocumentName | None, bytes | None] = (None, None)
         """The name of the store's record, and the record."""

@@ -75,7 +75,7 @@ class Store:
 
     def open(self) -> None:
         """Create the missing folders, and move what an older version has stored to the new ones."""
-        self.disk.open()
+        self._own_claims.folder = self.disk.open(self._own_claims.folder)
         try:
             drain_old_layout(self, is_opening=True)
             while self._find_record() is None:
