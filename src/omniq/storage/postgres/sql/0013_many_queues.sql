@@ -2,4 +2,4 @@
 -- {schema}  the store's schema
 
 -- The order of claims across queues. A store that uses one queue, the default one, has no entries here.
-CREATE INDEX live_across_queues ON {schema}.live (place, func_path, rank, turn, seq) WHERE place < 2 AND queue <> 'default';
+CREATE INDEX IF NOT EXISTS live_across_queues ON {schema}.live (place, func_path, rank, turn, seq) WHERE place < 2 AND queue <> 'default';
