@@ -10,16 +10,14 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from omniq.clock import Clock
-from omniq.concurrency.coroutines import go_on
 from omniq.concurrency.futures import finish
 from omniq.models import Runnable, Task
-from omniq.tasks.context import TaskContext
 from omniq.tasks.signature import Callee
 from omniq.worker.demand import Order
-from omniq.worker.executors.batch_call import BatchCall
+from omniq.worker.executors.batch_call import BatchCall, Item
 from omniq.worker.executors.execution import Execution, Run, abandon
 
 _LOOKS = 10
@@ -34,13 +32,12 @@ _FALLS_BY = 10
 class BatchRun(Run):
     """The run of one item. Before its call begins, `context` is None."""
 
-    __slots__ = ("batch", "has_ended", "prepared")
+    __slots__ = ("batch", "has_ended")
 
     def __init__(self, task: Task, started: float, timeout: float | None, batch: OpenBatch) -> None:
         super().__init__(task, started, timeout)
         self.batch = batch
         self.deadline = float("inf")
-        self.prepared: TaskContext
         self.has_ended = False
 
     def begin(self, now: float, job: asyncio.Task[None] | None) -> None:
@@ -61,6 +58,19 @@ class BatchRun(Run):
         self.is_given_up = True
         self.end()
         self.batch.given_up(self)
+
+
+class ItemRuns(Protocol):
+    """Runs the items of calls: the pool's running tasks."""
+
+    def begin_item(self, run: BatchRun, call: BatchCall) -> Item | None:
+        """Bring the run to its call; None if that may have to wait for something, or fails."""
+
+    async def execute_item(self, run: BatchRun, call: BatchCall) -> None:
+        """Run it from its beginning to its end, with what may have to be waited for."""
+
+    def end_item(self, run: BatchRun, item: Item) -> Coroutine[Any, Any, None] | None:
+        """End a run that `begin_item` has begun; returns the rest if that has to wait for something."""
 
 
 class OpenBatch:
@@ -205,13 +215,13 @@ class Batches:
         execution: Execution,
         clock: Clock,
         wake: Callable[[], None],
-        execute: Callable[[BatchRun, Callee], Coroutine[Any, Any, None]],
+        runs: ItemRuns,
     ) -> None:
-        """`wake` has the claim loop look for batches that want tasks. `execute` runs one item."""
+        """`wake` has the claim loop look for batches that want tasks."""
         self._execution = execution
         self._clock = clock
         self._wake = wake
-        self._execute = execute
+        self._runs = runs
         self._loop = asyncio.get_running_loop()
         # Not the context of a task: what belongs to that must not leak into the call.
         self._context = copy_context()
@@ -278,38 +288,30 @@ class Batches:
     async def _call(self, runs: Sequence[BatchRun], callee: Callee) -> None:
         """Bring each run to the call, make it, and bring each run to its end.
 
-        Without middleware no code of the application runs for one item alone: all share this asyncio task.
+        A run is an asyncio task only where it may have to wait for something alone.
         """
-        call = self._execution.batch_call(callee, [run.task for run in runs])
+        call = self._execution.batch_call(callee)
         jobs: dict[str, asyncio.Task[None]] = {}
-        held: list[tuple[str, Coroutine[Any, Any, None], Context]] = []
+        begun: list[tuple[BatchRun, Item, Context]] = []
         for run in runs:
-            task_id, context = run.task.id, self._context.copy()
-            work = self._execute(run, call.callee)
-            if self._execution.has_middleware:
-                jobs[task_id] = job = self._loop.create_task(work, context=context)
-            else:
-                call.is_driving = True
-                try:
-                    awaited = context.run(work.send, None)
-                except StopIteration:
-                    call.leave(task_id)
-                    continue
-                finally:
-                    call.is_driving = False
-                if not call.is_missing(task_id):
-                    held.append((task_id, work, context))
-                    continue
-                jobs[task_id] = job = self._loop.create_task(_go_on(work, context, awaited))
+            # As in an asyncio task for each: no run has the context variables of another.
+            context = self._context.copy()
+            item = None
+            if not self._execution.has_middleware:
+                item = context.run(self._runs.begin_item, run, call)
+            if item is not None:
+                begun.append((run, item, context))
+                continue
+            task_id = run.task.id
+            call.wait_for(run.task)
+            work = self._runs.execute_item(run, call)
+            jobs[task_id] = job = self._loop.create_task(work, context=self._context.copy())
             job.add_done_callback(partial(_leave, call, task_id))
         await call.run()
-        for task_id, work, context in held:
-            # Its outcome is there: it need not wait for the event loop.
-            try:
-                awaited = context.run(work.send, None)
-            except StopIteration:
-                continue
-            jobs[task_id] = self._loop.create_task(_go_on(work, context, awaited))
+        for run, item, context in begun:
+            rest = context.run(self._runs.end_item, run, item)
+            if rest is not None:
+                jobs[run.task.id] = self._loop.create_task(rest, context=context)
         if isinstance(call.error, asyncio.CancelledError):
             for task_id, job in jobs.items():
                 if call.is_missing(task_id):
@@ -319,10 +321,6 @@ class Batches:
 
 def _leave(call: BatchCall, task_id: str, _: asyncio.Task[None]) -> None:
     call.leave(task_id)
-
-
-async def _go_on(work: Coroutine[Any, Any, None], context: Context, awaited: Any) -> None:
-    await go_on(work, context, awaited)
 
 
 async def _ended(jobs: Iterable[asyncio.Task[None]]) -> None:

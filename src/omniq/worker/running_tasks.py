@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from typing import Any
 
 from omniq.clock import Clock
 from omniq.concurrency.coroutines import go_on
@@ -17,6 +18,7 @@ from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext, enter
 from omniq.tasks.signature import Callee
 from omniq.worker.batches import Batches, BatchRun, OpenBatch
+from omniq.worker.executors.batch_call import BatchCall, Item
 from omniq.worker.executors.execution import Execution, Run, StopReason
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.stats_recorder import StatsRecorder
@@ -59,13 +61,13 @@ class RunningTasks:
         self._sweep_now: asyncio.Future[None] = self._loop.create_future()
         self._next_sweep = _FOREVER
         self._given_up: set[asyncio.Task[None]] = set()
-        self.batches = Batches(execution, clock, pool.on_finished, self._execute_item)
+        self.batches = Batches(execution, clock, pool.on_finished, self)
         self.active: dict[str, Run] = {}
         self.finished: list[Outcome] = []
         self._waiting: set[str] = set()
         """The functions of which a run has waited for something before it ended."""
         self._batched: dict[str, Callee] = {}
-        """The batched functions that had tasks here. They are in `_waiting` too."""
+        """The batched functions that had tasks here."""
         self.unblocks_others = False
         """Whether a task has finished that made others wait: at a limit, or as a suspect."""
 
@@ -88,11 +90,15 @@ class RunningTasks:
                 timeout = self._default_timeout
             elif timeout >= NO_TIMEOUT:
                 timeout = None
+            if self._batched and (callee := self._batched_callee(task)) is not None:
+                self._collect(task, now, timeout, callee)
+                continue
             run = active[task.id] = Run(task, now, timeout)
             runs.append(run)
             if timeout is not None and run.deadline < self._next_sweep:
                 self._sweep_soon()
-        self._start_runs(runs)
+        if runs:
+            self._start_runs(runs)
 
     def _start_runs(self, runs: Iterable[Run]) -> None:
         """Run each in an asyncio task, or together those that are likely not to wait for anything.
@@ -104,8 +110,6 @@ class RunningTasks:
         for run in runs:
             if run.task.func_path not in self._waiting:
                 together.append(run)
-                continue
-            if self._batched and self._is_collected(run):
                 continue
             if together:
                 self._loop.create_task(self._execute_together(together))
@@ -214,59 +218,100 @@ class RunningTasks:
             self._refuse(run, self._unknown.release(task, error))
             return
         if callee.batch is not None and not _is_action(task):
-            # From now on its tasks need no asyncio task to be found here.
             self._batched[task.func_path] = callee
-            self._waiting.add(task.func_path)
-            self._collect(run, callee, context)
+            self._collect(task, run.started, run.timeout, callee)
             return
         self._stats.started(task)
         try:
             outcome = await self._execution.run(run, callee, context)
         except BaseException as error:
-            # `Execution` promises not to raise. If it does, one task fails and no slot is lost.
-            record = TaskError.from_exception(error, timestamp=self._clock.now())
-            outcome = Failed(task.id, task.token, record, "internal")
+            outcome = self._internal_failure(task, error)
         if self.outputs.runs:
-            # The outcome is decided: a stop that comes meanwhile does not change it.
-            with suppress(asyncio.CancelledError):
-                await self.outputs.flush(task)
+            await self._flush(task)
         if self.active.get(task.id) is run:
             self._finish(run, outcome)
 
-    def _is_collected(self, run: Run) -> bool:
-        """Whether the task is one of a batched function, and now in a batch."""
-        task = run.task
+    def _internal_failure(self, task: Task, error: BaseException) -> Outcome:
+        """`Execution` promises not to raise. If it does, one task fails and no slot is lost."""
+        record = TaskError.from_exception(error, timestamp=self._clock.now())
+        return Failed(task.id, task.token, record, "internal")
+
+    async def _flush(self, task: Task) -> None:
+        # The outcome is decided: a stop that comes meanwhile does not change it.
+        with suppress(asyncio.CancelledError):
+            await self.outputs.flush(task)
+
+    # Batches
+
+    def _batched_callee(self, task: Task) -> Callee | None:
+        """The batched function of a task that goes into a batch."""
         callee = self._batched.get(task.func_path)
         if callee is None or task.version > callee.version or _is_action(task):
-            return False
-        self._collect(run, callee, TaskContext(task, run.timeout, self._services))
-        return True
+            return None
+        return callee
 
-    def _collect(self, run: Run, callee: Callee, context: TaskContext) -> None:
+    def _collect(self, task: Task, now: float, timeout: float | None, callee: Callee) -> None:
         """Put the task into a batch, which runs it."""
-        task, batch = run.task, self.batches.open_for(run.task, callee)
-        item = self.active[task.id] = BatchRun(task, run.started, run.timeout, batch)
-        item.prepared = context
-        batch.add(item)
+        batch = self.batches.open_for(task, callee)
+        run = self.active[task.id] = BatchRun(task, now, timeout, batch)
+        batch.add(run)
 
-    async def _execute_item(self, run: BatchRun, callee: Callee) -> None:
-        """Run one item of a batch, with a callee that takes its outcome from the batch."""
-        task = run.task
+    def begin_item(self, run: BatchRun, call: BatchCall) -> Item | None:
+        """Bring the run to its call; None if that may have to wait for something, or fails."""
+        task, callee = run.task, call.batched
+        if task.workflow is not None and task.workflow.refs:
+            return None
+        context = self._enter(run)
+        try:
+            current = task if task.version == callee.version else callee.upcast(task)
+            item = call.enter(context, current)
+        except BaseException:
+            # What is wrong is said by a run that fails.
+            return None
+        run.context = context
+        self._stats.started(task)
+        return item
+
+    async def execute_item(self, run: BatchRun, call: BatchCall) -> None:
+        """Run it from its beginning to its end, with what may have to be waited for."""
+        context = self._enter(run)
+        self._stats.started(run.task)
+        await self._conclude_item(run, self._execution.run(run, call.callee, context))
+
+    def end_item(self, run: BatchRun, item: Item) -> Coroutine[Any, Any, None] | None:
+        """End a run that `begin_item` has begun; returns the rest if that has to wait for something."""
+        if self.active.get(run.task.id) is not run:
+            return None
+        callee, context, outcome = run.batch.callee, item.context, item.outcome
+        if isinstance(outcome, BaseException) or context.unstored or self.outputs.runs:
+            return self._end_item(run, item)
+        self._finish_item(run, self._execution.returned(run, callee, context, outcome))
+        return None
+
+    async def _end_item(self, run: BatchRun, item: Item) -> None:
+        end = self._execution.end(run, run.batch.callee, item.context, item.outcome)
+        await self._conclude_item(run, end)
+
+    async def _conclude_item(self, run: BatchRun, end: Coroutine[Any, Any, Outcome]) -> None:
+        try:
+            outcome = await end
+        except BaseException as error:
+            outcome = self._internal_failure(run.task, error)
+        if self.outputs.runs:
+            await self._flush(run.task)
+        if self.active.get(run.task.id) is run:
+            self._finish_item(run, outcome)
+
+    def _finish_item(self, run: BatchRun, outcome: Outcome) -> None:
+        self._finish(run, outcome)
+        run.end()
+
+    def _enter(self, run: BatchRun) -> TaskContext:
         if run.deadline < self._next_sweep:
             self._sweep_soon()
-        enter(run.prepared)
-        self._stats.started(task)
-        try:
-            outcome = await self._execution.run(run, callee, run.prepared)
-        except BaseException as error:
-            record = TaskError.from_exception(error, timestamp=self._clock.now())
-            outcome = Failed(task.id, task.token, record, "internal")
-        if self.outputs.runs:
-            with suppress(asyncio.CancelledError):
-                await self.outputs.flush(task)
-        if self.active.get(task.id) is run:
-            self._finish(run, outcome)
-            run.end()
+        context = TaskContext(run.task, run.timeout, self._services)
+        enter(context)
+        return context
 
     def batch_to_fill(
         self, can_claim: bool, is_draining: bool, is_stopping: bool

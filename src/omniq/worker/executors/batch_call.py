@@ -1,15 +1,15 @@
 """One call of a batched function, shared by the runs of its items.
 
-Each run goes its own way, with its own context and middleware, to the point where a function of one task
-would be called. There it waits for the others; then the function is called once, and each run goes on
-with the outcome of its item.
+Each run gets to the point where a function of one task would be called, with its own context and
+middleware. There it waits for the others; then the function is called once, and each run ends with the
+outcome of its item. Most runs get there without waiting for anything: they need no asyncio task.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
 
@@ -54,40 +54,25 @@ class Item:
         """What the run waits for, if it is an asyncio task."""
 
 
-class _Pause:
-    """What a run awaits that is driven by hand: it goes on when its driver sends it a value."""
-
-    def __await__(self) -> Generator[None]:
-        yield
-
-
-_PAUSE = _Pause()
-
-
 class BatchCall:
-    """Collects the items of `tasks`, and calls the function of `callee` once.
+    """Collects items, and calls the function of `batched` once.
 
     `make` makes the call: it gets the items, and returns what the function has returned.
     """
 
-    def __init__(
-        self, callee: Callee, tasks: dict[str, Task], make: Callable[[Items], Awaitable[Any]]
-    ) -> None:
-        assert callee.batch is not None
-        self._batch = callee.batch
-        self._types, self._version = callee.types, callee.version
-        self._is_elsewhere = callee.place == "process"
-        self._tasks = tasks
+    def __init__(self, batched: Callee, make: Callable[[Items], Awaitable[Any]]) -> None:
+        assert batched.batch is not None
+        self.batched = batched
+        self._batch = batched.batch
+        self._is_elsewhere = batched.place == "process"
         self._make = make
-        self._missing = set(tasks)
+        self._missing: dict[str, Task] = {}
         self._all_here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._items: Items = []
         self._error: BaseException | None = None
-        self.is_driving = False
-        """Whether the run that enters now is driven by hand, and no asyncio task."""
-        # For the runs: a function of one task, on the event loop.
+        # For runs that are asyncio tasks: a function of one task, on the event loop.
         self.callee = msgspec.structs.replace(
-            callee,
+            batched,
             func=self._item,
             place="async",
             takes_context=True,
@@ -100,13 +85,28 @@ class BatchCall:
         """Why all runs fail, if they do."""
         return self._error
 
+    def enter(self, context: TaskContext, task: Task) -> Item:
+        """Add the item of a task, which has the arguments as the code takes them.
+
+        Raises what is wrong with them.
+        """
+        # A child process makes the values itself.
+        value = None if self._is_elsewhere else item_of(self.batched.types, task.args, task.kwargs)
+        item = Item(context, task, value)
+        self._items.append(item)
+        return item
+
+    def wait_for(self, task: Task) -> None:
+        """The call waits until the run of that task, an asyncio task, has entered or left."""
+        self._missing[task.id] = task
+
     def is_missing(self, task_id: str) -> bool:
-        """Whether that run has neither entered nor ended."""
+        """Whether the call waits for that run."""
         return task_id in self._missing
 
     def leave(self, task_id: str) -> None:
         """That run has entered, or ended: the call waits for it no longer."""
-        self._missing.discard(task_id)
+        self._missing.pop(task_id, None)
         if not self._missing:
             finish(self._all_here)
 
@@ -129,29 +129,25 @@ class BatchCall:
             outcomes = [error] * len(items)
         for item, outcome in zip(items, outcomes, strict=True):
             item.outcome = outcome
-            if isinstance(outcome, BaseException):
-                item.traceback = outcome.__traceback__
             if item.future is not None:
+                if isinstance(outcome, BaseException):
+                    item.traceback = outcome.__traceback__
                 finish(item.future)
 
     async def _item(self, context: TaskContext, /, *args: Any, **kwargs: Any) -> Any:
-        """Takes the place of the function in the run of one item."""
+        """Takes the place of the function in a run that is an asyncio task."""
         if self._error is not None:
             raise self._error
-        task = self._tasks[context.task_id]
-        if self._is_elsewhere:
-            # The child process makes the values.
-            task = msgspec.structs.replace(task, args=args, kwargs=kwargs, version=self._version)
-            item = Item(context, task, None)
-        else:
-            item = Item(context, task, item_of(self._types, args, kwargs))
-        self._items.append(item)
+        task = msgspec.structs.replace(
+            self._missing[context.task_id],
+            args=args,
+            kwargs=kwargs,
+            version=self.batched.version,
+        )
+        item = self.enter(context, task)
+        item.future = asyncio.get_running_loop().create_future()
         self.leave(context.task_id)
-        if self.is_driving:
-            await _PAUSE
-        else:
-            item.future = asyncio.get_running_loop().create_future()
-            await item.future
+        await item.future
         outcome = item.outcome
         if isinstance(outcome, BaseException):
             # Raised by several runs, it would collect the frames of them all.

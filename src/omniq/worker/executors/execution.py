@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -189,8 +189,8 @@ class Execution:
         """Whether code of the application runs around each run."""
         return self._middleware is not None
 
-    def batch_call(self, callee: Callee, tasks: Iterable[Task]) -> BatchCall:
-        """One call of a batched function, for the runs of these tasks."""
+    def batch_call(self, callee: Callee) -> BatchCall:
+        """One call of a batched function."""
 
         async def in_thread(call: Callable[[], Any]) -> Any:
             return await self._threads.call(call, explain=lambda error: error)
@@ -201,7 +201,7 @@ class Execution:
                 return await self._processes.call_batch(items, function)
             return await call_function(callee, items, in_thread)
 
-        return BatchCall(callee, {task.id: task for task in tasks}, make)
+        return BatchCall(callee, make)
 
     async def run(self, run: Run, callee: Callee, task_context: TaskContext) -> Outcome:
         """Run the task to its end. Never raises; the worker stops a run by cancelling this.
@@ -221,15 +221,38 @@ class Execution:
                 await task_context.store_children()
         except BaseException as error:
             # The user's code may raise anything, and none of it may end the worker's loop.
-            if isinstance(error, asyncio.CancelledError):
-                # An abandoned thread: nothing that it does counts any more.
-                task_context.cancelled = True
-            if run.stop_reason not in ("lease", "cancelled"):
-                await _save_checkpoint(task_context)
-            outcome = self._failure(run, error, callee.rules)
-            if task_context.has_undos and isinstance(outcome, Failed) and run.stop_reason is None:
-                await task_context.undo_steps()
-            return outcome
+            return await self._raised(run, callee, task_context, error)
+        return self.returned(run, callee, task_context, value)
+
+    async def end(
+        self, run: Run, callee: Callee, task_context: TaskContext, outcome: Any
+    ) -> Outcome:
+        """The outcome of a run that has shared a call, from its value or exception there."""
+        try:
+            if not isinstance(outcome, BaseException):
+                if task_context.unstored:
+                    await task_context.store_children()
+                return self.returned(run, callee, task_context, outcome)
+        except BaseException as error:
+            outcome = error
+        return await self._raised(run, callee, task_context, outcome)
+
+    async def _raised(
+        self, run: Run, callee: Callee, task_context: TaskContext, error: BaseException
+    ) -> Outcome:
+        if isinstance(error, asyncio.CancelledError):
+            # An abandoned thread: nothing that it does counts any more.
+            task_context.cancelled = True
+        if run.stop_reason not in ("lease", "cancelled"):
+            await _save_checkpoint(task_context)
+        outcome = self._failure(run, error, callee.rules)
+        if task_context.has_undos and isinstance(outcome, Failed) and run.stop_reason is None:
+            await task_context.undo_steps()
+        return outcome
+
+    def returned(self, run: Run, callee: Callee, task_context: TaskContext, value: Any) -> Outcome:
+        """The outcome of a run whose function has returned that value, when nothing is left to store."""
+        task = run.task
         if run.stop_reason == "cancelled" or task_context.has_seen_stop:
             return self.failure_of(run)
         # A child process has converted its result already, and an action has none of the function's.
