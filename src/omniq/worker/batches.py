@@ -94,6 +94,8 @@ class OpenBatch:
         """How many of its runs have no outcome yet."""
         self.closed: asyncio.Future[None] = loop.create_future()
         """Done when it takes no more tasks."""
+        self.has_begun = False
+        """Whether its first call has begun."""
         self._loop = loop
         self._wants = True
         self._expected = 0
@@ -240,6 +242,11 @@ class Batches:
         """Whether a batch is open."""
         return bool(self._open)
 
+    @property
+    def are_full(self) -> bool:
+        """Whether a batch is to be called in this turn of the event loop or the next ones."""
+        return any(not batch.has_begun and batch.closed.done() for batch in self._all)
+
     def open_for(self, task: Task, callee: Callee) -> OpenBatch:
         """The batch that takes the task."""
         key = (task.func_path, task.queue)
@@ -281,16 +288,19 @@ class Batches:
                 called = [run for run in runs if not run.has_ended]
                 if called:
                     now = self._clock.monotonic()
-                    await batch.call(called, now, self._call(called, batch.callee))
+                    await batch.call(called, now, self._call(batch, called))
         finally:
             del self._all[batch]
+            self._wake()
 
-    async def _call(self, runs: Sequence[BatchRun], callee: Callee) -> None:
+    async def _call(self, batch: OpenBatch, runs: Sequence[BatchRun]) -> None:
         """Bring each run to the call, make it, and bring each run to its end.
 
         A run is an asyncio task only where it may have to wait for something alone.
         """
-        call = self._execution.batch_call(callee)
+        batch.has_begun = True
+        self._wake()
+        call = self._execution.batch_call(batch.callee)
         jobs: dict[str, asyncio.Task[None]] = {}
         begun: list[tuple[BatchRun, Item, Context]] = []
         for run in runs:

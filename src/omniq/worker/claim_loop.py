@@ -136,6 +136,11 @@ class ClaimLoop:
                         continue
             # Checked also if this loop was not woken: `wake` may have woken the other loop alone,
             # at a time when no slot was free.
+            if batches.are_full:
+                # It is called first: a storage that answers immediately would fill all slots before.
+                self._wake.clear()
+                await self._wake.wait()
+                continue
             if running.finished or (not demand.is_idle and self._claimable()):
                 continue
             # `until_drained` may have been called during this call, and its wake-up may have gone
