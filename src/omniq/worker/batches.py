@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol
 
@@ -302,15 +302,13 @@ class Batches:
         self._wake()
         call = self._execution.batch_call(batch.callee)
         jobs: dict[str, asyncio.Task[None]] = {}
-        begun: list[tuple[BatchRun, Item, Context]] = []
+        begun: list[tuple[BatchRun, Item]] = []
         for run in runs:
-            # As in an asyncio task for each: no run has the context variables of another.
-            context = self._context.copy()
             item = None
             if not self._execution.has_middleware:
-                item = context.run(self._runs.begin_item, run, call)
+                item = self._runs.begin_item(run, call)
             if item is not None:
-                begun.append((run, item, context))
+                begun.append((run, item))
                 continue
             task_id = run.task.id
             call.wait_for(run.task)
@@ -318,10 +316,10 @@ class Batches:
             jobs[task_id] = job = self._loop.create_task(work, context=self._context.copy())
             job.add_done_callback(partial(_leave, call, task_id))
         await call.run()
-        for run, item, context in begun:
-            rest = context.run(self._runs.end_item, run, item)
+        for run, item in begun:
+            rest = self._runs.end_item(run, item)
             if rest is not None:
-                jobs[run.task.id] = self._loop.create_task(rest, context=context)
+                jobs[run.task.id] = self._loop.create_task(rest)
         if isinstance(call.error, asyncio.CancelledError):
             for task_id, job in jobs.items():
                 if call.is_missing(task_id):

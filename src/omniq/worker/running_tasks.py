@@ -269,7 +269,11 @@ class RunningTasks:
             # What is wrong is said by a run that fails.
             return None
         run.context = context
-        self._stats.started(task)
+        if self._stats.is_watched:
+            # A listener may set context variables: no run has those of another.
+            copy_context().run(self._stats.started, task)
+        else:
+            self._stats.started(task)
         return item
 
     async def execute_item(self, run: BatchRun, call: BatchCall) -> None:
@@ -289,6 +293,7 @@ class RunningTasks:
         return None
 
     async def _end_item(self, run: BatchRun, item: Item) -> None:
+        enter(item.context)
         end = self._execution.end(run, run.batch.callee, item.context, item.outcome)
         await self._conclude_item(run, end)
 

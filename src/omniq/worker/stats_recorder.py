@@ -114,11 +114,16 @@ class StatsRecorder:
                 if task.breakers:
                     self.breakers.update(rule.name for rule in task.breakers)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether a listener is called when a run starts."""
+        return self._events.active and self._events.wants(events.TaskStarted)
+
     def started(self, task: Task) -> None:
         """Report a run that starts."""
         if (lines := self._events.task_lines) is not None:
             lines.started(task)
-        if self._events.active and self._events.wants(events.TaskStarted):
+        if self.is_watched:
             self._events.emit(events.TaskStarted(**event_fields(task), owner=task.owner or ""))
 
     def ran(self, task: Task, seconds: float, stop_reason: str, outcome: Outcome) -> None:
