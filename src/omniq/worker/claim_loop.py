@@ -18,7 +18,7 @@ from omniq.storage.base import BaseStorage
 from omniq.storage.claim_register import Claim, Hand
 from omniq.storage.types import Renewal
 from omniq.worker.batches import OpenBatch
-from omniq.worker.demand import Call, Demand, Order
+from omniq.worker.demand import Call, Demand, Order, most_per_call
 from omniq.worker.lease_watch import LeaseWatch
 from omniq.worker.pool_events import PoolEvents
 from omniq.worker.problems import ProblemReports
@@ -37,14 +37,11 @@ _LISTEN_AGAIN = 1.0
 _REPORT_PAUSE = 60.0
 """Seconds between two searches for waiting tasks that no live worker runs."""
 
-_MANY_SLOTS = 16
-"""With fewer slots one call claims for all of them; dividing them would only add round trips."""
-
 
 def _concurrent_calls(storage: BaseStorage) -> int:
     """How many calls are under way: a server works on one while this process is busy with the other."""
-    capabilities = storage.capabilities
-    return 2 if capabilities.reach == "fleet" and not capabilities.slow_writes else 1
+    can = storage.capabilities
+    return 2 if can.reach == "fleet" and not can.slow_writes else 1
 
 
 class ClaimLoop:
@@ -78,7 +75,7 @@ class ClaimLoop:
         self._pool, self._unknown, self._watch = pool, unknown, watch
         self._problems, self._report_failure = problems, problems.report
         self._concurrent_calls = _concurrent_calls(storage)
-        self._most_per_call = self._most_of(concurrency)
+        self._most_per_call = most_per_call(concurrency, self._concurrent_calls)
         self._poll_interval = poll_interval
         self._queues = queues
         self._wake = wake
@@ -115,6 +112,10 @@ class ClaimLoop:
         running, demand, batches = self._running, self._demand, self._running.batches
         while True:
             self._wake.clear()
+            while batches.are_full:
+                # Called first: a storage that answers immediately would fill all slots before.
+                await self._wake.wait()
+                self._wake.clear()
             drained = self._drained
             if self._refused.are_due:
                 await self._refused.try_again()
@@ -134,13 +135,7 @@ class ClaimLoop:
                         self._drained = None
                     elif claimed is not None:
                         continue
-            # Checked also if this loop was not woken: `wake` may have woken the other loop alone,
-            # at a time when no slot was free.
-            if batches.are_full:
-                # It is called first: a storage that answers immediately would fill all slots before.
-                self._wake.clear()
-                await self._wake.wait()
-                continue
+            # Also if this loop was not woken: `wake` may have woken the other, when no slot was free.
             if running.finished or (not demand.is_idle and self._claimable()):
                 continue
             # `until_drained` may have been called during this call, and its wake-up may have gone
@@ -157,21 +152,15 @@ class ClaimLoop:
 
     def resize(self, concurrency: int) -> None:
         """Claim for this number of slots from now on."""
-        self._most_per_call = self._most_of(concurrency)
+        self._most_per_call = most_per_call(concurrency, self._concurrent_calls)
         self._demand.resize(concurrency, self._most_per_call)
         self._wake.set()
-
-    def _most_of(self, concurrency: int) -> int:
-        """The number of tasks that one call claims at most."""
-        is_divided = self._concurrent_calls > 1 and concurrency >= _MANY_SLOTS
-        return -(-concurrency // self._concurrent_calls) if is_divided else concurrency
 
     async def release_all(self) -> None:
         """Release what could be neither finished nor recorded, if the storage answers."""
         await self._running.outputs.store_rest()
         self._running.give_up_all("shutdown")
-        # A copy: a renewal may add to the list meanwhile.
-        outcomes = list(self._running.finished)
+        outcomes = list(self._running.finished)  # a renewal may add to it meanwhile
         if outcomes:
             self._stats.recorded(outcomes, await self._storage.record(outcomes))
             self._running.take_finished()
@@ -219,8 +208,7 @@ class ClaimLoop:
             await self._after_loss(outcomes, lost)
             return None
         except asyncio.CancelledError:
-            # Out of time. Whether the outcomes were recorded is not known; recording them again
-            # does no harm.
+            # Out of time. They may have been recorded; to record them again does no harm.
             self._running.put_back(outcomes)
             raise
         except Exception as error:
@@ -355,9 +343,8 @@ class ClaimLoop:
         was_wanted = self._demand.is_wanted
         self._wake_up()
         if was_wanted:
-            # No claim could be sent yet, since all slots are busy. Wait for it, then claim once
-            # more: a wake-up that arrived meanwhile must not be lost, and a storage that has due
-            # tasks and reports them immediately, again and again, must not keep this loop spinning.
+            # All slots are busy. Wait for the next claim, then claim once more: a wake-up meanwhile must
+            # not be lost, and a storage that reports due tasks again and again must not cause spinning.
             self._claim_sent.clear()
             await self._claim_sent.wait()
             self._wake_up()

@@ -47,9 +47,18 @@ from omniq.models import Runnable
 _IMMEDIATE = 0.001
 """Seconds. A wait that ended sooner did not wait: the wake-up was there before it."""
 
+_MANY_SLOTS = 16
+"""With fewer slots one call claims for all of them; dividing them would only add round trips."""
+
 _EMPTY_WAKEUPS = 3
 _EMPTY_WAKEUP_PAUSE = 0.02
 """After more than that many immediate wake-ups in a row without a task, the listener pauses."""
+
+
+def most_per_call(concurrency: int, calls: int) -> int:
+    """The number of tasks that one call claims at most, when that many are under way."""
+    is_divided = calls > 1 and concurrency >= _MANY_SLOTS
+    return -(-concurrency // calls) if is_divided else concurrency
 
 
 class DemandState(Enum):
