@@ -259,9 +259,8 @@ class TaskWorkflow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     not run while this one is a dead letter.
 
     The storage sets the others: `follows` is the task of its sequence that it waits for ('' if that is not known yet); `needs` is the number of records that it still waits for, of which it can do
-    without `holds`, and `on` those of a task that is suspended; `members` are the records that belong to
-    it and were not counted as ended, of `size` in all; `failed` of them did not succeed. A record that has succeeded is
-    counted when one that waited for it and belongs to the same record has ended.
+    without `holds`, and `on` those of a task that is suspended; `members` are the live records that belong
+    to it, of `size` in all; `failed` of them did not succeed.
     """
 
     kind: Literal["task", "event", "group"] = "task"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 
 from omniq.models import Task
-from omniq.operations.flow_view import live_members
 from omniq.operations.reasons import Reason
 from omniq.storage.base import BaseStorage
 from omniq.tasks.flow_records import name_of
@@ -25,9 +24,10 @@ async def flow_reasons(storage: BaseStorage, task: Task) -> list[Reason]:
     if workflow.kind == "group":
         if workflow.is_open:
             return [Reason(code="being_built", text="More members are being added to it")]
-        live = await live_members(storage, task.id, workflow.size, workflow.members)
-        text = f"It ends with the last of its members: {live} of {workflow.size} are live"
-        return [Reason(code="waits_for_members", text=text, facts={"members": live})]
+        text = (
+            f"It ends with the last of its members: {workflow.members} of {workflow.size} are live"
+        )
+        return [Reason(code="waits_for_members", text=text, facts={"members": workflow.members})]
     if workflow.kind == "event":
         return [await _event_reason(storage, task)]
     sources = await storage.sources_of(task.id)

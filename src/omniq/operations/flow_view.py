@@ -16,16 +16,10 @@ from omniq.text.to_json import JsonRecord
 
 _PAGE = 1_000
 _MAX_LISTED = 10_000
-_MAX_COUNTED = 200
-"""Records of one flow that the list of flows reads, at most, to count those that have ended."""
 
 
 class FlowInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
-    """A flow: how many of its nodes there are, live and failed.
-
-    In the list of flows, `live` may be too high for a flow of more than 200 records: a node that has ended is
-    counted with a node that waited for it.
-    """
+    """A flow: how many of its nodes there are, live and failed."""
 
     id: str
     name: str
@@ -70,29 +64,7 @@ async def list_flows(storage: BaseStorage, limit: int = 100) -> list[FlowInfo]:
         cursor = scan.cursor
         if cursor is None:
             break
-    return [await _counted(storage, flow) for flow in found[:limit]]
-
-
-async def _counted(storage: BaseStorage, flow: FlowInfo) -> FlowInfo:
-    if flow.status.is_final:
-        return flow
-    live = await live_members(storage, flow.id, flow.nodes, flow.live)
-    return msgspec.structs.replace(flow, live=live)
-
-
-async def live_members(storage: BaseStorage, group_id: str, size: int, counted: int) -> int:
-    """How many members of a group have not ended; for a large one `counted`, which may be too high."""
-    if size > _MAX_COUNTED:
-        return counted
-    tasks = await storage.list_below(group_id, limit=_MAX_COUNTED + 1)
-    return counted if len(tasks) > _MAX_COUNTED else _live(group_id, tasks)
-
-
-def _live(group_id: str, tasks: Sequence[Task]) -> int:
-    members = (task.workflow for task in tasks if not task.status.is_final)
-    return sum(
-        each is not None and each.parent == group_id and each.kind != "event" for each in members
-    )
+    return found[:limit]
 
 
 def _is_root(task: Task) -> bool:
@@ -118,8 +90,7 @@ async def show_flow(storage: BaseStorage, flow_id: str) -> tuple[FlowInfo, list[
     if root is None or root.workflow is None or root.workflow.kind != "group":
         raise TaskNotFound(flow_id)
     tasks = [task async for task in _below(storage, flow_id)]
-    flow = msgspec.structs.replace(_flow(root), live=_live(flow_id, tasks))
-    return flow, _nodes(flow_id, tasks)
+    return _flow(root), _nodes(flow_id, tasks)
 
 
 async def flow_that_has(storage: BaseStorage, task: Task) -> str | None:

@@ -367,7 +367,6 @@ class Engine(FlowEngine):
     ) -> tuple[list[bool], Claimed]:
         unchanged = await section.begin(owner, known, claim)
         step = self._step(section)
-        step.is_claiming = claim is not None
         if len(unchanged) == len(known):
             await step.add(list(map(row_rules.copy_of, known)))
         elif unchanged:

@@ -32,12 +32,13 @@ from omniq.storage.output_engine import OutputEngine
 from omniq.storage.pending_hooks import HOOK
 from omniq.storage.release_waiters import (
     FLOW_WORK,
+    Edge,
     FlowWork,
     add_edges,
     decode_work,
     work_change,
 )
-from omniq.storage.row_rules import Edge, FinishedRow, Row, Workflow
+from omniq.storage.row_rules import FinishedRow, Row, Workflow
 from omniq.storage.sequences import Sequences
 from omniq.storage.side_engine import atomic
 from omniq.storage.step import Step

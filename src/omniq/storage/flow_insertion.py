@@ -11,8 +11,8 @@ from omniq.errors import InvalidTask, StaleClaim
 from omniq.models import TaskStatus
 from omniq.storage import row_rules
 from omniq.storage.backend import Changes, DocumentChange, Record, Section
-from omniq.storage.release_waiters import FLOW_WORK, FlowWork, add_edges, work_change
-from omniq.storage.row_rules import Edge, Row, Workflow
+from omniq.storage.release_waiters import FLOW_WORK, Edge, FlowWork, add_edges, work_change
+from omniq.storage.row_rules import Row, Workflow
 from omniq.storage.sequences import UNKNOWN, Sequences, key_of
 
 MAX_SOURCES = 1_000
@@ -248,17 +248,9 @@ class FlowInsertion:
         assert workflow is not None
         unsettled: list[str] = []
         satisfied = 0
-        sources = (*workflow.after, *workflow.after_any)
-        for source in sources:
-            fresh = self._fresh.get(source)
-            edge = Edge(
-                row.id,
-                0,
-                any_end=source in workflow.after_any,
-                is_only=len(sources) == 1,
-                is_sibling=fresh is not None and _parent_of(fresh) == workflow.parent,
-            )
-            if fresh is not None:
+        for source in (*workflow.after, *workflow.after_any):
+            edge = Edge(row.id, 0, source in workflow.after_any)
+            if source in self._fresh:
                 self._edges.setdefault(source, []).append(edge)
                 continue
             record = self._known.get(source)
@@ -299,7 +291,3 @@ class FlowInsertion:
 
 def _has_succeeded(record: Record) -> bool:
     return record.finished is not None and record.finished.row.status is TaskStatus.SUCCESS
-
-
-def _parent_of(row: Row) -> str | None:
-    return None if row.workflow is None else row.workflow.parent

@@ -12,7 +12,7 @@ next turns of this owner, or the maintenance of any worker, process it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Literal
 
@@ -24,7 +24,7 @@ from omniq.models import TaskStatus
 from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage import row_rules
 from omniq.storage.backend import ANY, Document, DocumentChange
-from omniq.storage.row_rules import Edge, Row, Workflow
+from omniq.storage.row_rules import Row, Workflow
 from omniq.storage.sequences import Sequences, key_of
 
 if TYPE_CHECKING:
@@ -36,13 +36,21 @@ EDGES, FLOW_WORK = "edges", "flow_work"
 MAX_RELEASED = 300
 """About the number of edges that one step processes."""
 
-EDGES_IN_ROW = 8
-"""The most edges that a row has. A node of a chain has one, which needs no document."""
-
 EDGES_IN_DOCUMENT = 100
 _DOCUMENTS_READ = 50
 
 _SUCCESS = TaskStatus.SUCCESS
+
+
+class Edge(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A record that waits for a source. `wait`: the number of its wait.
+
+    With `any_end` it waits for any end, otherwise for success.
+    """
+
+    waiter: str
+    wait: int
+    any_end: bool = False
 
 
 class FlowWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,23 +92,14 @@ def work_change(work: FlowWork, due: int, before: bytes | None = ANY) -> Documen
     return DocumentChange(FLOW_WORK, work.key, before, encode_internal(work), due)
 
 
-def add_edges(row: Row, edges: list[Edge]) -> list[DocumentChange]:
-    """Add edges from the row; the caller stores the row, and the documents that this returns."""
+def add_edges(row: Row, edges: list[Edge]) -> Iterable[DocumentChange]:
+    """Add edges from the row; the caller stores the row."""
     row.workflow = row.workflow or Workflow()
-    if len(row.workflow.to) + len(edges) <= EDGES_IN_ROW:
-        row.workflow = replace(row.workflow, to=(*row.workflow.to, *edges))
-        return []
-    return [
-        _edges_document(row, edges[start : start + EDGES_IN_DOCUMENT])
-        for start in range(0, len(edges), EDGES_IN_DOCUMENT)
-    ]
-
-
-def _edges_document(row: Row, edges: Sequence[Edge]) -> DocumentChange:
-    workflow = row.workflow or Workflow()
-    row.workflow = replace(workflow, edges=workflow.edges + 1)
-    key = f"{edges_of(row)}/{workflow.edges}"
-    return DocumentChange(EDGES, key, ANY, encode_internal(edges))
+    for start in range(0, len(edges), EDGES_IN_DOCUMENT):
+        number = row.workflow.edges
+        row.workflow = replace(row.workflow, edges=number + 1)
+        data = encode_internal(edges[start : start + EDGES_IN_DOCUMENT])
+        yield DocumentChange(EDGES, f"{edges_of(row)}/{number}", ANY, data)
 
 
 class Ends:
@@ -183,72 +182,30 @@ class Ends:
             dead = frozenset(row.id for row in ended if self._step.is_dead(row.id))
             await self.sequences.leave(ended, dead)
             self.has_released = self.has_released or bool(self.sequences.released)
-        step, edges = self._step, self._first_edges(ended)
-        if edges:
-            hit("release.before")
-        # The parents of those that succeed are mostly not needed: see `_owe`.
-        may_owe = {row.id for row, edge in edges if edge.is_sibling and row.status is _SUCCESS}
-        ids = chain(_parents(row for row in ended if row.id not in may_owe), _waiters(edges))
-        # This very step may claim those that it releases.
-        await step.read(ids, bodies=step.is_claiming and any(edge.is_only for _, edge in edges))
-        for row, edge in edges:
-            waiter = self._satisfy(row.id, row.status, edge)
-            if waiter is not None and edge.is_sibling and row.id in may_owe:
-                may_owe.remove(row.id)
-                self._owe(waiter, row)
-        await step.read(_parents(row for row in ended if row.id in may_owe))
-        for row in ended:
-            self._end(row)
-
-    def _owe(self, waiter: Row, row: Row) -> None:
-        """Have the end of a row be counted with that of a row that waits for it. Their parent cannot end before."""
-        assert waiter.workflow is not None
-        assert row.workflow is not None
-        owed = waiter.workflow.owed + 1 + row.workflow.owed
-        waiter.workflow = replace(waiter.workflow, owed=owed)
-        row.workflow = replace(row.workflow, owed=-1)
-
-    def _end(self, row: Row) -> None:
-        """The effects of the end of a row on its parent, and on what it leaves behind."""
-        workflow, step = row.workflow, self._step
-        assert workflow is not None
-        parent = None if workflow.parent is None else step.live(workflow.parent)
-        if workflow.owed < 0:
-            row.workflow = replace(workflow, owed=0)
-        elif parent is not None and workflow.kind != "event":
-            self._leave(parent, row)
-        if workflow.edges > workflow.edges_done:
-            work = FlowWork(
-                action="release",
-                id=row.id,
-                of=edges_of(row),
-                status=row.status,
-                first=workflow.edges_done,
-                edges=workflow.edges,
-            )
-            self._sources.append(work)
-        if workflow.size and workflow.kind == "task" and not self.covers_below:
-            reason = f"{row.id} has ended"
-            self.put_work(FlowWork(action="cancel", id=row.id, reason=reason), step.now)
-        if workflow.size and workflow.parent is None:
-            expires_at = step.now + row.result_ttl
-            self.put_work(FlowWork(action="purge", id=row.id), expires_at)
-
-    def _first_edges(self, ended: list[Row]) -> list[tuple[Row, Edge]]:
-        """The edges that the rows have. When the step has enough to do, it puts them into documents."""
-        found: list[tuple[Row, Edge]] = []
-        for row in ended:
+        step, parents = self._step, [row.workflow.parent for row in ended if row.workflow]
+        await step.read([parent for parent in parents if parent is not None])
+        for row, parent_id in zip(ended, parents, strict=True):
             workflow = row.workflow
-            if workflow is None or not workflow.to:
-                continue
-            if self._moves >= MAX_RELEASED:
-                change = _edges_document(row, workflow.to)
-                self._edges[change.key] = change
-            else:
-                found += [(row, edge) for edge in workflow.to]
-                self._moves += len(workflow.to)
-            row.workflow = replace(row.workflow or workflow, to=())
-        return found
+            assert workflow is not None
+            parent = None if parent_id is None else step.live(parent_id)
+            if parent is not None and workflow.kind != "event":
+                self._leave(parent, row)
+            if workflow.edges > workflow.edges_done:
+                work = FlowWork(
+                    action="release",
+                    id=row.id,
+                    of=edges_of(row),
+                    status=row.status,
+                    first=workflow.edges_done,
+                    edges=workflow.edges,
+                )
+                self._sources.append(work)
+            if workflow.size and workflow.kind == "task" and not self.covers_below:
+                reason = f"{row.id} has ended"
+                self.put_work(FlowWork(action="cancel", id=row.id, reason=reason), step.now)
+            if workflow.size and parent_id is None:
+                expires_at = step.now + row.result_ttl
+                self.put_work(FlowWork(action="purge", id=row.id), expires_at)
 
     def _leave(self, parent: Row, row: Row) -> None:
         """Count the end of a member."""
@@ -258,7 +215,7 @@ class Ends:
         is_group = workflow.kind == "group"
         parent.workflow = workflow = replace(
             workflow,
-            members=workflow.members - 1 - (row.workflow.owed if row.workflow else 0),
+            members=workflow.members - 1,
             failed=workflow.failed + (has_failed and is_group),
             is_stopped=workflow.is_stopped or stops,
         )
@@ -292,7 +249,7 @@ class Ends:
             assert workflow is not None
             for source in sources:
                 any_end = source in workflow.on or source in workflow.after_any
-                edge = Edge(row.id, workflow.wait, any_end, len(sources) == 1)
+                edge = Edge(row.id, workflow.wait, any_end)
                 if step.live(source) is not None:
                     edges.setdefault(source, []).append(edge)
                 elif step.live(row.id) is not None:
@@ -338,37 +295,25 @@ class Ends:
         for work, edge in found:
             self._satisfy(work.id, work.status, edge)
 
-    def _satisfy(self, source: str, status: TaskStatus, edge: Edge) -> Row | None:
-        """Apply the end of a source to a waiting record; returns that, if it still is live and waited for this."""
+    def _satisfy(self, source: str, status: TaskStatus, edge: Edge) -> None:
+        """Apply the end of a source to a waiting record."""
         step = self._step
         row = step.live(edge.waiter)
         workflow = None if row is None else row.workflow
         if row is None or workflow is None or workflow.wait != edge.wait or row.owner is not None:
             # The edge belongs to an earlier wait.
-            return None
+            return
         if status is _SUCCESS or edge.any_end:
             row.workflow = replace(workflow, needs=workflow.needs - 1)
             if not row_rules.is_waiting(row):
                 row_rules.release(row, step.now)
                 self.has_released = True
             step.update(row)
-            return row
+            return
         row.workflow = replace(workflow, failed=workflow.failed + 1)
         if workflow.failed < workflow.holds:
             step.update(row)
-            return row
+            return
         how = "failed" if status is TaskStatus.FAILED else "was cancelled"
         reason = f"needs {source}, which {how}"
         step.finish(row, row_rules.finish_cancelled(row, step.now, reason))
-        return None
-
-
-def _parents(rows: Iterable[Row]) -> Iterator[str]:
-    """The ids of the records that the rows belong to."""
-    for row in rows:
-        if row.workflow is not None and row.workflow.parent is not None:
-            yield row.workflow.parent
-
-
-def _waiters(edges: Sequence[tuple[Row, Edge]]) -> Iterator[str]:
-    return (edge.waiter for _, edge in edges)

@@ -74,20 +74,6 @@ MAX_HISTORY = 25
 """Attempts in the history of one task: the first, and the newest ones."""
 
 
-class Edge(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A record that waits for a source. `wait`: the number of its wait.
-
-    With `any_end` it waits for any end, otherwise for success. `is_only`: it waits for nothing else.
-    `is_sibling`: it and the source belong to the same record.
-    """
-
-    waiter: str
-    wait: int
-    any_end: bool = False
-    is_only: bool = False
-    is_sibling: bool = False
-
-
 class Workflow(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, gc=False):
     """What a row has besides if it waits for others, if others wait for it, or if it belongs to another.
 
@@ -98,11 +84,9 @@ class Workflow(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, gc
     of an earlier one is stale. `eta` is when a released task is due, at the earliest. `has_run`: it has been
     suspended, so that its `expires` does not end it.
 
-    `to` are the first edges that lead from it, and `edges` is the number of documents with more of them; earlier
-    ends of a record that was put back have used `edges_done` of these. `members` is the number of records that belong
-    to it and whose ends are not counted yet, `size` that of all it ever had; of a group, `failed` did not succeed. A
-    record that succeeds leaves its end to be counted by one that waits for it and has the same parent: `owed` is the
-    number of ends that a record counts besides its own. A group that is
+    `edges` is the number of documents with edges that lead from it; earlier ends of a record that was put back
+    have used `edges_done` of them. `members` is the number of live records
+    that belong to it, `size` that of all it ever had; of a group, `failed` did not succeed. A group that is
     `is_open` gets more of them. With `stops`, the first that fails makes it cancel the others, and `is_stopped`.
     `result` is the encoded result of a task that has returned and whose children are still live. A task that
     `survives` is not cancelled with its parent.
@@ -122,11 +106,9 @@ class Workflow(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, gc
     wait: int = 0
     eta: int | None = None
     has_run: bool = False
-    to: tuple[Edge, ...] = ()
     edges: int = 0
     edges_done: int = 0
     members: int = 0
-    owed: int = 0
     size: int = 0
     is_open: bool = False
     stops: bool = False
@@ -506,7 +488,6 @@ def put_back(row: Row) -> None:
             on=(),
             wait=workflow.wait + 1,
             edges_done=workflow.edges,
-            owed=0,
             result=None,
             is_stopped=False,
         )

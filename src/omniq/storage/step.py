@@ -63,8 +63,6 @@ class Step:
         self._ended: dict[str, Ended] = {}
         self._changed: set[str] = set()
         self._has_claimed_workflow = False
-        self.is_claiming = False
-        """Whether the step is going to claim rows, of which it needs the bodies."""
 
     @property
     def ends(self) -> Ends:
@@ -114,11 +112,11 @@ class Step:
         self._live.update({row.id: row for row in rows})
         await self.gates.load(rows)
 
-    async def read(self, ids: Iterable[str], *, bodies: bool = False) -> dict[str, TaskStatus]:
+    async def read(self, ids: Iterable[str]) -> dict[str, TaskStatus]:
         """Read the rows of these tasks that were not read yet; returns how those ended that have ended."""
         wanted = list(dict.fromkeys(ids))
         unread = [each for each in wanted if each not in self._live and each not in self._ended]
-        found = await self.load(unread, bodies=bodies) if unread else {}
+        found = await self.load(unread) if unread else {}
         statuses = {
             task_id: TaskStatus.FAILED if record.finished is None else record.newest_row.status
             for task_id, record in found.items()
