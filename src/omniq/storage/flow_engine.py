@@ -149,8 +149,9 @@ class FlowEngine(OutputEngine):
 
         The id of a record begins with that of its parent, but only its `parent` decides.
         """
-        start, parents = f"{root}.", {root}
+        start = f"{root}."
         after = max(after, start)
+        parents = await self._parents_up_to(root, after)
         while True:
             page = await self.page(TaskQuery(after=after, limit=_BELOW))
             rows: list[Row] = []
@@ -166,6 +167,20 @@ class FlowEngine(OutputEngine):
             if len(page) < _BELOW or not page[-1].id.startswith(start):
                 return
             after = page[-1].id
+
+    async def _parents_up_to(self, root: str, after: str) -> set[str]:
+        """The root, and those records below it whose members a page after that id may begin with."""
+        parents, names = {root}, after.removeprefix(f"{root}.").split(".")
+        above = [
+            f"{root}.{'.'.join(names[:end])}"
+            for end in range(1, len(names) + 1)
+            if after != f"{root}."
+        ]
+        found = await self.records(above) if above else {}
+        for task_id in above:
+            if task_id in found and _parent_of(found[task_id]) in parents:
+                parents.add(task_id)
+        return parents
 
     # Cancel
 

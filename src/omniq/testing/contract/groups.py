@@ -76,6 +76,23 @@ class GroupContract(ContractPart):
         assert group.status is (TaskStatus.FAILED if failures else TaskStatus.SUCCESS)
         assert ids(await storage.reserve(5)) == ["z"]
 
+    @promise("F16")
+    async def test_the_records_below_another_are_listed_in_pages(
+        self, storage: BaseStorage
+    ) -> None:
+        inner = [a_member(f"f.m.{number:06d}", parent="f.m") for number in range(5)]
+        others = [a_member("f.z", parent="f"), a_task("f.m.000002.other")]
+        await storage.enqueue_many(
+            [*a_flow(), a_member("f.m", kind="group", parent="f"), *inner, others[0]]
+        )
+        await storage.enqueue_many(others[1:])
+
+        found: list[str] = []
+        while page := await storage.list_below("f", limit=2, after=found[-1] if found else ""):
+            found += ids(page)
+        # An id with dots that a user chose is below nothing.
+        assert found == ["f.m", *ids(inner), "f.z"]
+
     @promise("F10")
     async def test_a_group_without_members_succeeds(self, storage: BaseStorage) -> None:
         await storage.enqueue_many([*a_flow(), a_member("z", after=("f",))])
