@@ -128,6 +128,7 @@ if TYPE_CHECKING:
     from omniq.storage.pauses import Pause
     from omniq.storage.types import Capabilities
     from omniq.tasks.flow import Flow
+    from omniq.tasks.results import Results
     from omniq.tasks.task_output import OutputChunk
     from omniq.worker import AsyncWorkerPool, WorkerPool
     from omniq.worker.pool_stats import PoolStats
@@ -150,6 +151,7 @@ else:
         "CircuitBreaker": "omniq.circuit_breaker",
         "CloudpickleSerializer": "omniq.serialization",
         "Flow": "omniq.tasks.flow",
+        "Results": "omniq.tasks.results",
         "FlowHandle": "omniq.operations.flow_handle",
         "Health": "omniq.operations.health",
         "LimitInfo": "omniq.operations.limits",
@@ -240,6 +242,7 @@ __all__ = [
     "Resource",
     "ResultError",
     "ResultTimeout",
+    "Results",
     "Retry",
     "Runnable",
     "Schedule",

@@ -236,11 +236,13 @@ class WaitTimeout(PermanentError):
 class Ref(msgspec.Struct, frozen=True, array_like=True):
     """An argument that is the result of a record: where it belongs, and the id of the record.
 
-    The first item of `path` is the position or the name of the argument, the others lead into it.
+    The first item of `path` is the position or the name of the argument, the others lead into it. If it
+    `is_paged`, the function gets a `Results` in its place, which reads the results in pages.
     """
 
     path: tuple[int | str, ...]
     id: str
+    is_paged: bool = False
 
 
 class TaskWorkflow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

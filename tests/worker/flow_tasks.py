@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from omniq import ChildrenFailed, TaskContext, WaitTimeout, task
+from omniq import ChildrenFailed, Results, TaskContext, WaitTimeout, task
 
 UNDONE: list[str] = []
 RUNS: list[str] = []
@@ -28,6 +28,31 @@ async def add(first: int, second: int) -> int:
 @task
 async def total(values: list[int]) -> int:
     return sum(values)
+
+
+@task
+async def add_pages(values: Results[int], start: int = 0) -> int:
+    return start + sum([value async for value in values])
+
+
+@task
+def add_pages_in_thread(values: Results[int], start: int = 0) -> int:
+    return start + sum(values)
+
+
+@task(executor="process")
+def add_pages_in_process(values: Results[int], start: int = 0) -> int:
+    return start + sum(values)
+
+
+@task
+async def days(values: Results[timedelta]) -> list[int]:
+    return [value.days async for value in values]
+
+
+@task
+async def a_day(number: int) -> timedelta:
+    return timedelta(days=number)
 
 
 @task

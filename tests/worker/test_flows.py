@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -13,6 +14,7 @@ from omniq import (
     AsyncTaskQueue,
     Flow,
     InvalidTask,
+    Results,
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
@@ -184,6 +186,52 @@ async def test_the_steps_of_a_task_that_fails_for_good_are_undone_once(
             await handle.result(30)
     assert tasks.RUNS == ["hotel", "flight"]
     assert tasks.UNDONE == ["flight", "hotel"]
+
+
+@pytest.mark.parametrize(
+    "function", [tasks.add_pages, tasks.add_pages_in_thread, tasks.add_pages_in_process]
+)
+async def test_a_function_reads_very_many_results_in_pages(
+    queue: AsyncTaskQueue, function: Callable[..., Any]
+) -> None:
+    flow = Flow()
+    # More than one page.
+    numbers = flow.map("number", tasks.double, range(210))
+    flow.add("sum", function, Results.of(numbers), start=1)
+
+    handle = await queue.start(flow)
+    async with worker(queue):
+        assert await handle.result(PATIENCE) == 1 + sum(range(0, 420, 2))
+
+
+async def test_results_in_pages_are_of_the_annotated_type() -> None:
+    async with AsyncTaskQueue("memory://") as queue, worker(queue):
+        flow = Flow()
+        flow.add("days", tasks.days, Results.of(flow.map("day", tasks.a_day, [3, 1, 2])))
+        # The result of one node is a list, too; a parameter annotated so reads any placeholder in pages.
+        four: Any = flow.add("list", tasks.numbers, 4)
+        flow.add("sum", tasks.add_pages, four)
+
+        handle = await queue.start(flow)
+        assert await handle.results(PATIENCE) == {
+            "day": [timedelta(days=each) for each in (3, 1, 2)],
+            "days": [3, 1, 2],
+            "list": [0, 1, 2, 3],
+            "sum": 6,
+        }
+        # Without a flow, a list of values.
+        direct = await queue.enqueue(tasks.add_pages, Results.of([1, 2]))
+        assert await direct.result(PATIENCE) == 3
+
+
+async def test_results_of_another_parameter_are_refused() -> None:
+    flow = Flow()
+    numbers = flow.map("number", tasks.double, [1])
+    flow.add("sum", tasks.total, Results.of(numbers))  # type: ignore[call-overload]
+
+    async with AsyncTaskQueue("memory://") as queue:
+        with pytest.raises(InvalidTask, match=r"not annotated Results\[…\]"):
+            await queue.start(flow)
 
 
 async def test_steps_cannot_be_undone_in_a_child_process() -> None:

@@ -41,8 +41,9 @@ from typing import Any
 import msgspec
 
 from omniq.models import Task, TaskResult, TaskStatus, check_id
+from omniq.storage.backend import Record
 from omniq.storage.outputs import Outputs
-from omniq.storage.row_rules import Workflow
+from omniq.storage.row_rules import Row, Workflow
 from omniq.tasks.flow_records import EVENT_NONCE, name_of
 
 
@@ -145,16 +146,34 @@ class Flows(Outputs):
     async def member_values(self, group_id: str) -> AsyncIterator[Any]:
         """The results of the members of a group, in id order, read in pages."""
         async for rows in self._opened.below(group_id):
-            members = [
-                row.id
-                for row in rows
-                if row.workflow is not None
-                and row.workflow.parent == group_id
-                and not name_of(row.id).startswith("_")
-            ]
-            values = await self.values_of(members)
-            for task_id in members:
-                yield values.get(task_id)
+            for value in await self._member_page(group_id, rows):
+                yield value
+
+    async def values_page(self, task_id: str, *, after: str = "") -> tuple[list[Any], str] | None:
+        """Return some results of the members of a group, and the id to go on after: '' at the end.
+
+        Of another record, the page has all items of its result. None if it has no record, or has not succeeded.
+        """
+        if not after:
+            record = (await self._opened.records([task_id])).get(task_id)
+            if record is None or not _has_succeeded(record):
+                return None
+            if (record.newest_row.workflow or Workflow()).kind != "group":
+                return list((await self.values_of([task_id]))[task_id]), ""
+        async for rows in self._opened.below(task_id, after=after):
+            return await self._member_page(task_id, rows), rows[-1].id
+        return [], ""
+
+    async def _member_page(self, group_id: str, rows: Sequence[Row]) -> list[Any]:
+        members = [
+            row.id
+            for row in rows
+            if row.workflow is not None
+            and row.workflow.parent == group_id
+            and not name_of(row.id).startswith("_")
+        ]
+        values = await self.values_of(members)
+        return [values.get(task_id) for task_id in members]
 
     async def list_below(self, root_id: str, *, limit: int = 1_000, after: str = "") -> list[Task]:
         """Return the records below another, live and ended, in id order."""
@@ -198,3 +217,7 @@ def _is_satisfied(source: Source) -> bool:
     if source.status is None or not source.status.is_final:
         return source.status is None
     return source.any_end or source.status is TaskStatus.SUCCESS
+
+
+def _has_succeeded(record: Record) -> bool:
+    return record.finished is not None and record.finished.row.status is TaskStatus.SUCCESS

@@ -11,6 +11,7 @@
 - `declared_schedules`: `Cron` and `Interval`
 - `batch_decorator`, `batches`: `@batched`, and how a worker calls such a function
 - `flow`, `flow_records`: `Flow`, and the records that a flow stores beside its tasks
+- `results`: `Results`, very many results as one argument
 - `context`: `TaskContext`, what a running task can use
 - `steps`: the checkpoint of a run: finished steps, cursors, sleeps
 - `checkpoint`: `ctx.checkpoint` and `ctx.cursor`

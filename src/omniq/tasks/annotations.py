@@ -52,6 +52,7 @@ from omniq.tasks.record_converters import (
     dataclass_fields,
 )
 from omniq.tasks.resources import resource_of
+from omniq.tasks.results import Results, ResultsOf
 
 _SEQUENCES: dict[Any, Callable[[list[Any]], Any] | None] = {
     list: list,
@@ -253,6 +254,8 @@ class _Factory:
     def _of_class(self, kind: type, args: tuple[Any, ...]) -> Converter:
         if kind in PLAIN:
             return Plain(kind)
+        if kind is Results:
+            return ResultsOf(self.make(args[0]) if args else ANYTHING)
         if (made := self._of_record(kind, args)) is not None:
             return made
         if (scalar := _scalar_of(kind)) is not None:

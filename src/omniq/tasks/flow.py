@@ -19,6 +19,7 @@ from omniq.models import Ref, Task, TaskWorkflow, check_key
 from omniq.tasks.durations import Duration, seconds_of
 from omniq.tasks.flow_records import child_id, group_task, member_id
 from omniq.tasks.functions import path_of
+from omniq.tasks.results import Results
 from omniq.tasks.task_builder import CallOptions, Standing, TaskBuilder, call_options
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from omniq.queue.async_queue import EnqueueOptions
     from omniq.tasks.context import TaskContext
+    from omniq.tasks.function_types import FunctionTypes
 
     class NodeOptions(EnqueueOptions, total=False):
         """The options of `flow.options(…)`: those of `queue.options(…)`, `after`, `after_any` and `undo`."""
@@ -477,18 +479,33 @@ def build_node(
     refs: list[Ref] = []
     stored = tuple(_stored(each, (at,), prefix, refs) for at, each in enumerate(task.args))
     named = {name: _stored(each, (name,), prefix, refs) for name, each in task.kwargs.items()}
+    refs = [_paged(ref, builder.types_of(func), task.func_path) for ref in refs]
     workflow = task.workflow
     if refs:
         workflow = msgspec.structs.replace(workflow or TaskWorkflow(), refs=tuple(refs))
     return msgspec.structs.replace(task, args=stored, kwargs=named, workflow=workflow)
 
 
+def _paged(ref: Ref, types: FunctionTypes | None, name: str) -> Ref:
+    """The ref, for a parameter that may be annotated `Results[…]`."""
+    is_whole = len(ref.path) == 1
+    takes_results = is_whole and types is not None and types.takes_results(ref.path[0])
+    if ref.is_paged and not (takes_results or (is_whole and types is None)):
+        raise InvalidTask(
+            f"{name}: the argument {ref.path[0]!r} is Results.of(…), but its parameter is not annotated "
+            "Results[…]: pass the placeholder itself, or change the annotation"
+        )
+    return msgspec.structs.replace(ref, is_paged=ref.is_paged or takes_results)
+
+
 def _stored(value: Any, path: tuple[int | str, ...], prefix: str, refs: list[Ref]) -> Any:
     """The value without its placeholders, each of which becomes a ref."""
     if isinstance(value, Standing):
         value = value.value
-    if isinstance(value, Result):
-        refs.append(Ref(path, prefix + object.__getattribute__(value, "_name")))
+    is_paged = isinstance(value, Results)
+    source = value.values if is_paged else value
+    if isinstance(source, Result):
+        refs.append(Ref(path, prefix + object.__getattribute__(source, "_name"), is_paged))
         return None
     if type(value) in (list, tuple) and _has_result(value):
         return [_stored(each, (*path, at), prefix, refs) for at, each in enumerate(value)]
@@ -500,6 +517,9 @@ def _stored(value: Any, path: tuple[int | str, ...], prefix: str, refs: list[Ref
 def _results_in(value: Any) -> Iterable[Result]:
     if isinstance(value, Result):
         yield value
+    elif isinstance(value, Results):
+        if isinstance(value.values, Result):
+            yield value.values
     elif type(value) in (list, tuple):
         for each in value:
             yield from _results_in(each)

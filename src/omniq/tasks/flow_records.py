@@ -7,7 +7,7 @@ into the arguments, and the id of the other record.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -78,11 +78,11 @@ def event_task(event_id: str, parent: Task | None = None, **fields: Any) -> Task
     return Task(id=event_id, func_path=EVENT_PATH, queue=queue, workflow=workflow, **fields)
 
 
-def with_values(task: Task, values: Mapping[str, Any]) -> Task:
+def with_values(task: Task, refs: Iterable[Ref], values: Mapping[str, Any]) -> Task:
     """The task with the results of other records filled into its arguments."""
     args: Any = list(task.args)
     kwargs: Any = dict(task.kwargs)
-    for ref in task.workflow.refs if task.workflow is not None else ():
+    for ref in refs:
         first, *path = ref.path
         target, last = (args if isinstance(first, int) else kwargs), first
         for step in path:

@@ -27,6 +27,7 @@ from omniq.tasks.context import TaskContext
 from omniq.tasks.converters import Converter
 from omniq.tasks.options import OTHER_WORDS, names_on
 from omniq.tasks.resources import resource_parameters
+from omniq.tasks.results import ResultsOf
 
 _T = TypeVar("_T")
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -75,6 +76,10 @@ class FunctionTypes:
         """Raise `InvalidTask` for arguments that the function does not accept."""
         if not self.accepts(args, kwargs):
             raise InvalidTask(f"{self._name}: {self._shape.why_not(args, kwargs)}")
+
+    def takes_results(self, argument: int | str) -> bool:
+        """Whether the parameter of an argument is annotated `Results[…]`."""
+        return isinstance(self._arguments.converter_of(argument), ResultsOf)
 
     def dump(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, skip: type | None = None
@@ -170,6 +175,13 @@ class _Arguments:
 
     def load(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         return self._converted(args, kwargs, load_value)
+
+    def converter_of(self, argument: int | str) -> Converter | None:
+        """The converter of the argument at that position, or with that name."""
+        if isinstance(argument, str):
+            return self._named.get(argument, self._other_names)
+        is_named = argument < len(self._positional)
+        return self._positional[argument][1] if is_named else self._others
 
     def _converted(
         self,

@@ -73,6 +73,9 @@ class FlowAccess(Protocol):
     async def values_of(self, ids: Sequence[str]) -> dict[str, Any]:
         """Return the values of those that have succeeded; that of a group is a list."""
 
+    async def values_page(self, group_id: str, after: str) -> tuple[list[Any], str]:
+        """Return results of members of a group after that id, and the id to go on after: '' at the end."""
+
     async def flow_value(self, flow_id: str) -> Any:
         """Return the result of a flow that has succeeded."""
 

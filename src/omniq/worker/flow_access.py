@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from omniq.errors import StaleClaim
-from omniq.models import Task, TaskResult, TaskStatus
+from omniq.models import PermanentError, Task, TaskResult, TaskStatus
 from omniq.operations.flow_handle import flow_value
 from omniq.storage.base import BaseStorage
 from omniq.tasks.flow_records import EVENT_NONCE
@@ -51,6 +51,13 @@ class StoredFlows:
 
     async def values_of(self, ids: Sequence[str]) -> dict[str, Any]:
         return await self._retrying("read", lambda: self._storage.values_of(ids))
+
+    async def values_page(self, group_id: str, after: str) -> tuple[list[Any], str]:
+        storage = self._storage
+        page = await self._retrying("read", lambda: storage.values_page(group_id, after=after))
+        if page is None:
+            raise PermanentError(f"the results of {group_id} are gone: its record was deleted")
+        return page
 
     async def flow_value(self, flow_id: str) -> Any:
         return await self._retrying("read", lambda: flow_value(self._storage, flow_id))

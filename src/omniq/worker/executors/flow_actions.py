@@ -13,6 +13,7 @@ import msgspec
 from omniq.models import ChildrenFailed, PermanentError, Ref, Task, TaskStatus, TaskWorkflow
 from omniq.tasks.context import TaskContext
 from omniq.tasks.flow_records import member_id, with_values
+from omniq.tasks.results import Results, stored_results
 from omniq.tasks.versions import ANY_VERSION
 
 _AT_ONCE = 500
@@ -22,14 +23,37 @@ _AT_ONCE = 500
 async def with_results(task: Task, context: TaskContext) -> Task:
     """The task with the results of other records in its arguments."""
     assert task.workflow is not None
-    ids = list(dict.fromkeys(ref.id for ref in task.workflow.refs))
-    values = await context._services.flows.values_of(ids)
+    refs = [ref for ref in task.workflow.refs if not ref.is_paged]
+    ids = list(dict.fromkeys(ref.id for ref in refs))
+    values = await context._services.flows.values_of(ids) if ids else {}
     missing = [each for each in ids if each not in values]
     if missing:
         raise PermanentError(
             f"the result of {missing[0]} is gone, which is an argument of this task: its record was deleted"
         )
-    return with_values(task, values)
+    return with_pages(with_values(task, refs, values), context)
+
+
+def with_pages(task: Task, context: TaskContext) -> Task:
+    """The task with `Results` in place of the results that it reads in pages."""
+    refs = [ref for ref in task.workflow.refs if ref.is_paged] if task.workflow is not None else []
+    values = {ref.id: stored_results(ref.id, context._services) for ref in refs}
+    return with_values(task, refs, values) if refs else task
+
+
+def without_pages(task: Task) -> Task:
+    """The task for another process, in which `with_pages` puts its `Results` back."""
+    given: list[tuple[int | str, Any]] = [*enumerate(task.args), *task.kwargs.items()]
+    found = [
+        Ref((place,), value.group_id, is_paged=True)
+        for place, value in given
+        if isinstance(value, Results)
+    ]
+    if not found:
+        return task
+    workflow = msgspec.structs.replace(task.workflow or TaskWorkflow(), refs=tuple(found))
+    blank = with_values(task, found, dict.fromkeys(ref.id for ref in found))
+    return msgspec.structs.replace(blank, workflow=workflow)
 
 
 async def do_action(action: Literal["map", "undo"], task: Task, context: TaskContext) -> Any:

@@ -46,6 +46,7 @@ from omniq.tasks.task_builder import TaskBuilder
 from omniq.tasks.task_enqueuer import NewTasks
 from omniq.worker.executors.batch_call import RunningBatch
 from omniq.worker.executors.child_lifetime import ChildLifetime
+from omniq.worker.executors.flow_actions import with_pages
 from omniq.worker.executors.process_enqueue import (
     Answer,
     ChildTasks,
@@ -284,6 +285,7 @@ class TaskServer:
         if callee.whole is not None:
             return self._serve_batch(callee, callee.whole, task, request)
         task_context = TaskContext(task, request.timeout, self._services)
+        task = with_pages(task, task_context)
         try:
             # A new context: what one task sets must not be visible to the next one.
             value = contextvars.Context().run(_call, callee, task, task_context, self._lifetime)

@@ -33,6 +33,7 @@ from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.task_output import check_encoded
 from omniq.worker.executors.batch_call import Item
 from omniq.worker.executors.child_lifetime import NOT_IMPORTABLE
+from omniq.worker.executors.flow_actions import without_pages
 from omniq.worker.executors.process_enqueue import RunAnswers
 from omniq.worker.executors.process_protocol import (
     HEADER,
@@ -119,6 +120,8 @@ class ProcessExecutor:
         `TaskError` of type WorkerProcessDied when the child died.
         """
         ahead = self._clock.micros() - SYSTEM_CLOCK.boot_micros()
+        if task.workflow is not None and task.workflow.refs:
+            task = without_pages(task)
         request = RunRequest(self._codec.encode_task(task), task_context.timeout, ahead, function)
         reply = await self._run_in_child(encode_internal(request), task_context, self._max_message)
         outcome = self._outcome_of(reply)

@@ -19,6 +19,7 @@ FlowQuestion = Literal[
     "close",
     "results",
     "values",
+    "page",
     "flow",
     "failures",
     "deadline",
@@ -63,6 +64,9 @@ async def answer_flow(context: TaskContext, codec: Serializer, request: FlowRequ
             return FlowAnswer(results=[codec.encode_result(each) for each in found.values()])
         case "values":
             return FlowAnswer(value=_encoded(codec, await flows.values_of(ids)))
+        case "page":
+            page, after = await flows.values_page(ids[0], request.nonce)
+            return FlowAnswer(ids=[after], value=_encoded(codec, page))
         case "flow":
             return FlowAnswer(value=_encoded(codec, await flows.flow_value(ids[0])))
         case "failures":
@@ -108,6 +112,10 @@ class ChildFlows:
     async def values_of(self, ids: Sequence[str]) -> dict[str, Any]:
         values: dict[str, Any] = self._value(FlowRequest(question="values", ids=list(ids)))
         return values
+
+    async def values_page(self, group_id: str, after: str) -> tuple[list[Any], str]:
+        answer = self._ask(FlowRequest(question="page", ids=[group_id], nonce=after))
+        return list(self._codec.decode_result(answer.value).result), answer.ids[0]
 
     async def flow_value(self, flow_id: str) -> Any:
         return self._value(FlowRequest(question="flow", ids=[flow_id]))
