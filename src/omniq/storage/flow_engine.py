@@ -382,7 +382,8 @@ class FlowEngine(OutputEngine):
         ]
         self.has_work = self.has_work or bool(documents)
         if deleted:
-            documents += await forgotten(section, deleted)
+            gone = [each for each in deleted if _is_deleted(found.get(each), before)]
+            documents += await forgotten(section, deleted, gone)
             changes = Changes(deleted_finished=deleted, finished_before=before, documents=documents)
             await section.write(changes)
         return len(deleted)
@@ -405,7 +406,8 @@ class FlowEngine(OutputEngine):
         if (record.newest_row.workflow or Workflow()).size:
             documents = [work_change(FlowWork(action="purge", id=task_id), section.now)]
             self.has_work = True
-        documents += await forgotten(section, [task_id])
+        gone = [task_id] if record.letter is None else []
+        documents += await forgotten(section, [task_id], gone)
         await section.write(Changes(deleted_finished=[task_id], documents=documents))
         return True
 
@@ -551,6 +553,14 @@ def _is_group(record: Record) -> bool:
 def _parent_of(record: Record) -> str | None:
     workflow = record.newest_row.workflow
     return None if workflow is None else workflow.parent
+
+
+def _is_deleted(record: Record | None, before: int) -> bool:
+    """Whether a purge of what finished before that instant leaves nothing of the record."""
+    if record is None:
+        return True
+    finished = record.finished
+    return record.letter is None and finished is not None and finished.finished_at < before
 
 
 def _has_succeeded(record: Record) -> bool:

@@ -8,7 +8,7 @@ from omniq.errors import SerializationError
 from omniq.storage import stored_output
 from omniq.storage.backend import Changes, Document, Record, Section
 from omniq.storage.side_engine import SideEngine, atomic, attach, current_rows
-from omniq.storage.stored_output import Bounds, OutputCodec, OutputQuery
+from omniq.storage.stored_output import Bounds, OutputCodec, OutputQuery, record_name
 from omniq.tasks.task_output import OutputBatch, OutputPage
 
 _PURGED = 20
@@ -26,10 +26,9 @@ class OutputEngine(SideEngine):
         rows = await current_rows(section, owner, {each.task_id: each.token for each in batches})
         current = [batch for batch in batches if batch.task_id in rows]
         if current:
-            nonces = {task_id: row.nonce for task_id, row in rows.items()}
             codec = OutputCodec(self._serializer)
             changes = Changes()
-            changes.documents = await stored_output.append(section, codec, nonces, current, bounds)
+            changes.documents = await stored_output.append(section, codec, rows, current, bounds)
             if changes.documents:
                 for row in rows.values():
                     attach(changes, row)
@@ -58,7 +57,7 @@ class OutputEngine(SideEngine):
     def _is_output_of(self, head: Document, record: Record) -> bool:
         try:
             codec = OutputCodec(self._serializer)
-            return codec.head(head, record.newest_row.nonce) is not None
+            return codec.head(head, record_name(record.newest_row)) is not None
         except SerializationError:
             # Another process may have the key.
             return True

@@ -347,20 +347,21 @@ class SideEngine:
         If one was retried meanwhile, its checkpoint is that of a live task.
         """
         dead = {
-            task_id: record.row
+            task_id: record
             for task_id, record in (await section.load(ids)).items()
             if record.letter is not None and letter_matches(record.letter, query)
         }
         if dead:
             others = LoadedRows(section)
             sequences = Sequences(section, others)
-            await sequences.let_go(list(dead.values()))
+            await sequences.let_go([record.row for record in dead.values()])
             documents = [
                 DocumentChange(kind, task_id, ANY, None)
                 for kind in (CHECKPOINT, HOOK)
                 for task_id in dead
             ]
-            documents += await forgotten(section, list(dead))
+            gone = [task_id for task_id, record in dead.items() if record.finished is None]
+            documents += await forgotten(section, list(dead), gone)
             await section.write(
                 Changes(
                     updated=list(others.updated.values()),

@@ -282,6 +282,8 @@ class Step:
             self._delete(NEWEST, task_id)
             if finish.dead is None:
                 self._delete(CHECKPOINT, task_id)
+                if not row.result_ttl:
+                    self.changes.documents.append(cleared_output(task_id, self.now))
         if finish.dead is not None and (pending := self._pend_hook(row, finish, self.now)):
             self.changes.documents.append(pending)
         encoded = finish.encoded or self._encode_finish(finish)

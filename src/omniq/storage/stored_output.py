@@ -2,12 +2,12 @@
 
 The head lists the runs that have output, and the pages of each. A write adds to the newest page or makes new ones,
 and deletes the oldest pages while there is more than may be kept. A reader that looks for news reads the head
-alone. The head belongs to one record of the task's id: its nonce is that of the row.
+alone. The head belongs to one record of the task's id: see `record_name`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -18,6 +18,7 @@ from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.settings import Settings
 from omniq.signing import open_document, seal_document
 from omniq.storage.backend import ANY, Document, DocumentChange, DocumentQuery, Record, Section
+from omniq.storage.row_rules import Row
 from omniq.tasks.task_output import (
     OutputBatch,
     OutputChunk,
@@ -71,9 +72,9 @@ class RunEntry(msgspec.Struct, array_like=True):
 
 
 class Head(msgspec.Struct, array_like=True):
-    """What a task has of output. `next_index` is that of the next page."""
+    """What a task has of output. `record` names its record, and `next_index` is that of the next page."""
 
-    nonce: str
+    record: str
     next_index: _Number = 1
     runs: list[RunEntry] = []
 
@@ -123,18 +124,18 @@ class OutputCodec:
     def __init__(self, serializer: Serializer) -> None:
         self._serializer = serializer
 
-    def head(self, document: Document | None, nonce: str) -> Head | None:
-        """The head, if it is that of the record with this nonce."""
+    def head(self, document: Document | None, record: str) -> Head | None:
+        """The head, if it is that of the record with this name."""
         if document is None or document.data == _CLEARED:
             return None
         opened = open_document(self._serializer, signing.OUTPUT, document.data, document.key)
         head = _decode_head(opened)
-        return head if head.nonce == nonce else None
+        return head if head.record == record else None
 
-    def head_to_extend(self, document: Document | None, nonce: str) -> Head | None:
+    def head_to_extend(self, document: Document | None, record: str) -> Head | None:
         """The same for a writer, who replaces a head that cannot be verified."""
         try:
-            return self.head(document, nonce)
+            return self.head(document, record)
         except SerializationError:
             return None
 
@@ -164,6 +165,15 @@ class OutputCodec:
         return DocumentChange(OUTPUT_PAGE, key, ANY, data)
 
 
+def record_name(row: Row) -> str:
+    """What distinguishes the record of a row from all others of its id.
+
+    The nonce alone does not: an enqueue whose reply was lost is repeated with it, and its task may have ended and
+    been deleted meanwhile.
+    """
+    return f"{row.nonce}/{row.stored_at}"
+
+
 def page_key(task_id: str, index: int) -> str:
     """The key of a page. No id has a colon."""
     return f"{task_id}:{index:010d}"
@@ -180,20 +190,21 @@ def cleared_output(task_id: str, now: int) -> DocumentChange:
 async def append(
     section: Section,
     codec: OutputCodec,
-    nonces: dict[str, str],
+    rows: dict[str, Row],
     batches: Sequence[OutputBatch],
     bounds: Bounds,
 ) -> list[DocumentChange]:
-    """The documents with these batches, one of each task, added. `nonces` are those of the rows."""
+    """The documents with these batches, one of each task, added to the output of these rows."""
     stored = await section.documents(OUTPUT, [batch.task_id for batch in batches])
     changes: list[DocumentChange] = []
     heads: dict[str, Head] = {}
     for batch in batches:
         document = stored.get(batch.task_id)
-        head = codec.head_to_extend(document, nonces[batch.task_id])
+        record = record_name(rows[batch.task_id])
+        head = codec.head_to_extend(document, record)
         if head is None and document is not None:
             changes += await _deleted_pages(section, batch.task_id)
-        heads[batch.task_id] = head or Head(nonces[batch.task_id])
+        heads[batch.task_id] = head or Head(record)
     open_pages = {
         page_key(batch.task_id, entry.index): batch
         for batch in batches
@@ -327,7 +338,7 @@ async def read(
         return None
     is_ended = not record.is_live
     document = await section.document(OUTPUT, task_id)
-    head = codec.head(document, record.newest_row.nonce)
+    head = codec.head(document, record_name(record.newest_row))
     if head is None:
         return OutputPage(after=query.after, is_final=is_ended)
     chosen = _chosen_pages(head, query)
@@ -424,10 +435,21 @@ async def purged(
     return changes
 
 
-async def forgotten(section: Section, ids: Sequence[str]) -> list[DocumentChange]:
-    """Have the next purge look for the records of these ids, which are deleted in this step."""
+async def forgotten(
+    section: Section, ids: Sequence[str], gone: Collection[str]
+) -> list[DocumentChange]:
+    """Have the next purge look for the records of these ids, which are deleted in this step.
+
+    Of those that are `gone`, neither a record nor a dead letter is left: what is stored does not count any more.
+    """
     found = await section.documents(OUTPUT, ids) if ids else {}
     return [
-        DocumentChange(OUTPUT, key, head.data or ANY, head.data or _CLEARED, section.now)
+        DocumentChange(
+            OUTPUT,
+            key,
+            head.data or ANY,
+            _CLEARED if key in gone else head.data or _CLEARED,
+            section.now,
+        )
         for key, head in found.items()
     ]

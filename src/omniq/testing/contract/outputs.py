@@ -265,6 +265,38 @@ class OutputContract(ContractPart):
         assert await _values(storage, all_runs=True) == ["new"]
         assert await _stored(storage) == 2
 
+    @promise("U7", "E8")
+    @pytest.mark.parametrize(
+        "end", ["delete_task", "delete_dead", "purge_results", "expiry", "not kept"]
+    )
+    async def test_an_enqueue_repeated_after_its_task_was_deleted_has_no_output_of_it(
+        self, storage: BaseStorage, open_another: OpenAnother, clock: ManualClock, end: str
+    ) -> None:
+        """By the same nonce, and but for an expiry in the same instant."""
+        task = a_task("a", result_ttl=0.0 if end in ("not kept", "delete_dead") else 60.0)
+        await storage.enqueue_many([task], nonce="call")
+        token = (await claim_one(storage)).token
+        await storage.append_output([an_output("a", token, *_VALUES)])
+        kind: OutcomeKind = "failed" if end == "delete_dead" else "succeeded"
+        claimed = await storage.get_task("a")
+        assert claimed is not None
+        await storage.record([an_outcome(kind, claimed, clock.now())])
+        match end:
+            case "delete_task" | "delete_dead":
+                assert await getattr(storage, end)("a")
+            case "purge_results":
+                assert await storage.purge_results(clock.now() + timedelta(seconds=1)) == 1
+            case "expiry":
+                clock.advance(61)
+        assert await storage.enqueue_many([task], nonce="call") == ["a"]
+
+        assert await _values(storage, all_runs=True) == []
+        other = await open_another()
+        again = await claim_one(other)
+        await other.append_output([an_output("a", again.token, "new")])
+        assert await _values(storage, all_runs=True) == ["new"]
+        assert await _stored(storage) == 2
+
     @promise("U7", "E11")
     async def test_a_task_that_was_replaced_has_no_output_of_its_earlier_call(
         self, storage: BaseStorage, clock: ManualClock
