@@ -60,8 +60,8 @@ class Record:
 
     @property
     def line(self) -> tuple[str, int]:
-        """The line that it waits in."""
-        return (self.task.queue, self.task.priority)
+        """The line that it waits in. A task that ages is among those of priority 0, whichever it has."""
+        return (self.task.queue, 0 if self.task.ageing is not None else self.task.priority)
 
     @property
     def is_in_line(self) -> bool:

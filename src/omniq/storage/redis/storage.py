@@ -48,7 +48,12 @@ class RedisStorage(BaseStorage):
 
     async def _insert(self, rows: list[Row]) -> list[str]:
         row = rows[0]
-        if len(rows) == 1 and self._max_pending is None and row.visible <= 0 and not row.unique:
+        if (
+            len(rows) == 1
+            and self._max_pending is None
+            and row.visible <= 0
+            and not (row.unique or row.fair)
+        ):
             # When memory is full or the id is taken, the engine says what to do.
             with suppress(OutOfMemory):
                 if await self._backend.enqueue_one(row):

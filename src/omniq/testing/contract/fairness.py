@@ -86,6 +86,16 @@ class FairnessContract(ContractPart):
         assert shares(ids(await storage.reserve(25))) == {"a": 5, "b": 20}
 
     @promise("C13")
+    async def test_a_task_that_is_enqueued_alone_comes_to_wait_then(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        for task in [*tasks_of("a", range(1)), a_task("x")]:
+            await storage.enqueue(task)
+            clock.advance(1)
+
+        assert ids(await storage.reserve(2)) == ["a0", "x"]
+
+    @promise("C13")
     async def test_each_queue_and_each_priority_has_its_own_turns(
         self, storage: BaseStorage
     ) -> None:
