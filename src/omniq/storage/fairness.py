@@ -82,21 +82,24 @@ def _line_in(name: str) -> tuple[_Line, bool] | None:
 def take(turns: Turns, front: int, step: int) -> tuple[Turns, int]:
     """Take the next turn of a key, which is that long; returns where it begins.
 
-    What is free before the front is lost.
+    What is free before the front is lost. A turn that takes several stretches begins as if it were one that ends
+    with the last of them: if it began with the first, the turns between them would begin too early.
     """
     end = max(turns.end, front)
     free = [(max(start, front), stop) for start, stop in turns.free if stop > front]
-    begin = free[0][0] if free else end
-    while free and step:
+    left, taken_to = step, end
+    while free and left:
         start, stop = free[0]
-        used = min(step, stop - start)
-        step -= used
-        if start + used < stop:
-            free[0] = (start + used, stop)
+        taken_to = min(start + left, stop)
+        left -= taken_to - start
+        if taken_to < stop:
+            free[0] = (taken_to, stop)
         else:
             del free[0]
+    if left:
+        taken_to = end = end + left
     last = row_rules.LAST_PLACE - 1
-    return Turns(turns.since, min(end + step, last), tuple(free)), min(begin, last)
+    return Turns(turns.since, min(end, last), tuple(free)), min(taken_to - step, last)
 
 
 def give_back(turns: Turns, begin: int, step: int) -> Turns:

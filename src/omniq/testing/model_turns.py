@@ -43,14 +43,14 @@ class ModelTurns:
             return
         line, instant = self._look(record.line)
         taken = line.taken.setdefault(fair.key, set())
-        missing = round(_ROUND * fair.cost / fair.weight) // UNIT
-        record.turn, record.keeps_turn = None, False
+        units = missing = round(_ROUND * fair.cost / fair.weight) // UNIT
         while missing:
             if instant not in taken:
-                record.turn = instant if record.turn is None else record.turn
                 taken.add(instant)
                 missing -= 1
             instant += UNIT
+        # It ends with the last of its units, wherever the first are.
+        record.turn, record.keeps_turn = instant - units * UNIT, False
 
     def free(self, record: Record) -> None:
         """Give back the place of a task that leaves the line without a run."""

@@ -40,6 +40,7 @@ The class may add tests; replacing one raises `TypeError`. Where backends differ
 - `schedules`: storing and firing schedules.
 - `run_history`: counts of runs by minute and hour, versions, ended workers.
 - `fairness`: keys that take turns, and ageing.
+- `shares`: the shares of keys over random calls.
 - `sequences`: tasks that run one at a time, in order.
 - `limits`: limits that count units and can be changed, and pauses with an end.
 - `dependencies`: tasks that wait for others.
@@ -79,6 +80,7 @@ from omniq.testing.contract.retention import RetentionContract
 from omniq.testing.contract.run_history import RunHistoryContract
 from omniq.testing.contract.schedules import ScheduleContract
 from omniq.testing.contract.sequences import SequenceContract
+from omniq.testing.contract.shares import ShareContract
 from omniq.testing.contract.suspension import SuspensionContract
 from omniq.testing.contract.transactions import TransactionContract, UserConnection
 from omniq.testing.contract.values import ValueContract
@@ -115,6 +117,7 @@ class StorageContract(
     SuspensionContract,
     GroupContract,
     SequenceContract,
+    ShareContract,
     WaitingContract,
     TransactionContract,
 ):
@@ -149,6 +152,7 @@ __all__ = [
     "RunHistoryContract",
     "ScheduleContract",
     "SequenceContract",
+    "ShareContract",
     "StorageContract",
     "SuspensionContract",
     "TransactionContract",
