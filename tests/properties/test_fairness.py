@@ -45,19 +45,6 @@ def test_keys_that_wait_get_shares_that_differ_by_no_more_than_a_task(actions):
 
 
 def test_a_task_that_takes_two_free_stretches_does_not_run_beside_the_turn_between_them():
-    actions: list[Action] = [
-        ("enqueue", [("c", 1), ("a", 1)]),
-        ("enqueue", [("d", 3), ("c", 2)]),
-        ("claim", 4),
-        ("cancel", "d"),
-        ("enqueue", [("b", 1), ("a", 1)]),
-        ("enqueue", [("d", 1)]),
-        ("cancel", "c"),
-        ("retry", 2),
-        ("claim", 2),
-    ]
-    asyncio.run(_play(actions))
-
     turns, begin = take(Turns(0, 225, ((75, 150),)), 100, 75)
     assert (turns.end, turns.free, begin) == (250, (), 175)
 

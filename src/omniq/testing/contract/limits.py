@@ -281,7 +281,8 @@ class LimitContract(ContractPart):
         await storage.enqueue_many([a_task("r", limits=(small,)), a_task("s", limits=(small,))])
         await storage.enqueue(a_task("holds-y", limits=(y,)))
         running = {task.id: task for task in await storage.reserve(5)}
-        await storage.enqueue_many([a_task("dear", limits=(x, y)), a_task("t", limits=(small,))])
+        await storage.enqueue(a_task("dear", limits=(x, y)))
+        await storage.enqueue(a_task("t", limits=(Limit(key="x", max_running=4, cost=2),)))
         assert await storage.reserve(5) == []
         await _succeed(storage, running["r"], running["s"])
 

@@ -145,3 +145,20 @@ class ShareContract(ContractPart):
         owners = [await open_another() for _ in range(OWNERS)]
 
         await Play(owners, clock).run(list(some_actions(seed=5, count=40)))
+
+    @promise("C14")
+    async def test_a_task_that_takes_two_free_turns_is_not_ahead_of_its_share(
+        self, open_another: OpenAnother, clock: ManualClock
+    ) -> None:
+        actions: list[Action] = [
+            ("enqueue", [("c", 1), ("a", 1)]),
+            ("enqueue", [("d", 3), ("c", 2)]),
+            ("claim", 4),
+            ("cancel", "d"),
+            ("enqueue", [("b", 1), ("a", 1)]),
+            ("enqueue", [("d", 1)]),
+            ("cancel", "c"),
+            ("retry", 2),
+            ("claim", 2),
+        ]
+        await Play([await open_another()], clock).run(actions)
