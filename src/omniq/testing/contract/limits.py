@@ -276,13 +276,13 @@ class LimitContract(ContractPart):
     async def test_no_room_is_saved_for_a_task_that_another_limit_blocks(
         self, storage: BaseStorage
     ) -> None:
-        x, y = Limit(key="x", max_running=4, cost=3), Limit(key="y", max_running=1)
-        small = Limit(key="x", max_running=4, cost=1)
-        await storage.enqueue_many([a_task("r", limits=(small,)), a_task("s", limits=(small,))])
+        x, y = Limit(key="x", max_running=5, cost=3), Limit(key="y", max_running=1)
+        small = Limit(key="x", max_running=5, cost=1)
+        await storage.enqueue_many([a_task(each, limits=(small,)) for each in ("r", "s", "u")])
         await storage.enqueue(a_task("holds-y", limits=(y,)))
         running = {task.id: task for task in await storage.reserve(5)}
         await storage.enqueue(a_task("dear", limits=(x, y)))
-        await storage.enqueue(a_task("t", limits=(Limit(key="x", max_running=4, cost=2),)))
+        await storage.enqueue(a_task("t", limits=(Limit(key="x", max_running=5, cost=2),)))
         assert await storage.reserve(5) == []
         await _succeed(storage, running["r"], running["s"])
 
