@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,7 +14,10 @@ from uuid import uuid4
 import pytest
 from redis import Redis
 
+from omniq import AsyncTaskQueue, StorageError
+from omniq.settings import Settings
 from omniq.testing.servers import PostgresServer, RedisServer, Server, base_folder
+from tests.fleet.fleet_tasks import note
 
 KINDS = [PostgresServer, RedisServer]
 
@@ -101,6 +105,29 @@ def test_a_shared_server_is_started_once_and_ends_with_its_last_user(kind):
     sharers[0].communicate()
 
     wait_until_gone(pid, place)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.fault("F48")
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_enqueue_tries_to_reach_its_server_for_as_long_as_the_settings_say(kind):
+    with kind() as server:
+        short, long = (
+            AsyncTaskQueue(server.url, settings=Settings(reconnect_timeout=seconds))
+            for seconds in (0.05, 60.0)
+        )
+        async with short, long:
+            for queue in (short, long):
+                await queue.stats()
+            server.kill()
+            waiting = asyncio.create_task(long.enqueue(note, "folder", "name"))
+            with pytest.raises(StorageError):
+                await short.enqueue(note, "folder", "name")
+            assert not waiting.done()
+            server.start()
+            handle = await waiting
+
+            assert await long.get_task(handle.id) is not None
 
 
 @pytest.mark.timeout(120)

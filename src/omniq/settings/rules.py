@@ -351,6 +351,7 @@ RULES: dict[str, _Rule] = {
     "pool_size": _Count(1),
     "prefix": _Text("expected 1 to 100 characters, no space or brace", _PREFIX, is_optional=False),
     "call_timeout": _Seconds(optional=True),
+    "reconnect_timeout": _Seconds(optional=True),
     "stalled_after": _Seconds(),
     "stuck_grace": _Seconds(zero=True),
     "endless_after": _Seconds(),

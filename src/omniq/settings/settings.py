@@ -68,7 +68,8 @@ class Settings:
 
     `max_pending` bounds the tasks that wait. `schema`, `poll_only` and `pool_size` are for PostgreSQL,
     `prefix` for Redis. All of them may also be in the URL, which then decides. A blocking call that
-    takes longer than `call_timeout` raises `CallTimeout`.
+    takes longer than `call_timeout` raises `CallTimeout`. A call to a PostgreSQL or Redis server that does not answer
+    tries to reach it for `reconnect_timeout`, and raises `StorageError` then.
 
     A worker is stalled if its last heartbeat is older than `stalled_after`. A task is stuck if its run
     exceeds its timeout by `stuck_grace` or, without a timeout, lasts for `endless_after`.
@@ -124,6 +125,7 @@ class Settings:
     pool_size: int = 10
     prefix: str = "omniq"
     call_timeout: float | None = None
+    reconnect_timeout: float | None = None
     stalled_after: float = 10.0
     stuck_grace: float = 10.0
     endless_after: float = 3_600.0

@@ -43,7 +43,7 @@ CALL_SECONDS: Final = 30.0
 
 _CONNECT_SECONDS = 10.0
 _RECONNECT_SECONDS = 3.0
-"""How long a call tries to reach a server that does not accept connections."""
+"""How long a call tries to reach a server that does not accept connections, without the setting `reconnect_timeout`."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _CLOSE_SECONDS = 2.0
@@ -125,7 +125,14 @@ class Target:
     """
 
     def __init__(
-        self, url: str, schema: str, clock: Clock, *, poll_only: bool, largest: int
+        self,
+        url: str,
+        schema: str,
+        clock: Clock,
+        *,
+        poll_only: bool,
+        largest: int,
+        reconnect_timeout: float | None = None,
     ) -> None:
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,47}", schema):
             raise SettingsError(
@@ -136,6 +143,7 @@ class Target:
         self.schema = schema
         self.clock = clock
         self.poll_only = poll_only
+        self.reconnect_timeout = reconnect_timeout or _RECONNECT_SECONDS
         self.has_answered = False
         """Whether this store could be used once: what is refused then may be allowed again later."""
         self._largest = largest
@@ -329,13 +337,13 @@ class ServerConnection:
         raise AssertionError("the last attempt returns or raises")
 
     async def _connected(self) -> Connection:
-        """Return the connection; reconnect if it was lost, for up to `_RECONNECT_SECONDS`."""
+        """Return the connection; reconnect if it was lost, for up to `reconnect_timeout`."""
         self._check_open()
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
         self._drop()
         clock, attempt = self._target.clock, 0
-        deadline = clock.monotonic() + _RECONNECT_SECONDS
+        deadline = clock.monotonic() + self._target.reconnect_timeout
         while True:
             try:
                 self._connection = await self._target.connect(self._purpose)

@@ -46,7 +46,14 @@ class PostgresStorage(BaseStorage):
         poll_only = settings.poll_only if poll_only is None else poll_only
         pool_size = settings.pool_size if pool_size is None else pool_size
         largest = largest_value(settings.max_payload)
-        self._target = Target(url, schema, self._clock, poll_only=poll_only, largest=largest)
+        self._target = Target(
+            url,
+            schema,
+            self._clock,
+            poll_only=poll_only,
+            largest=largest,
+            reconnect_timeout=settings.reconnect_timeout,
+        )
         self._use(PostgresBackend(self._target, pool_size, self._clock, self._local_wakeups))
 
     # The schema; the storage need not be open

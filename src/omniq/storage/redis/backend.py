@@ -93,10 +93,17 @@ class RedisBackend(Backend):
     gate_kinds = frozenset(("running", "rate"))
 
     def __init__(
-        self, url: str, prefix: str, clock: Clock, local_wakeups: LocalWakeups, largest: int
+        self,
+        url: str,
+        prefix: str,
+        clock: Clock,
+        local_wakeups: LocalWakeups,
+        largest: int,
+        reconnect_timeout: float | None = None,
     ) -> None:
         self._url = url
         self._largest = largest
+        self._reconnect_timeout = reconnect_timeout
         self._prefix = prefix
         self._clock = clock
         self._local_wakeups = local_wakeups
@@ -116,7 +123,12 @@ class RedisBackend(Backend):
 
     def sibling(self) -> RedisBackend:
         return RedisBackend(
-            self._url, self._prefix, self._clock, self._local_wakeups, self._largest
+            self._url,
+            self._prefix,
+            self._clock,
+            self._local_wakeups,
+            self._largest,
+            self._reconnect_timeout,
         )
 
     # Opening and closing
@@ -126,7 +138,9 @@ class RedisBackend(Backend):
         self._connection = ServerConnection(
             self._url, name=f"omniq-{os.getpid()}", hash_tag=self._prefix
         )
-        self.scripts = Scripts(self._connection, self._prefix, self.clock, self._largest)
+        self.scripts = Scripts(
+            self._connection, self._prefix, self.clock, self._largest, self._reconnect_timeout
+        )
         self.channel = self.scripts.key(f"wake:{self._clock.new_id()}")
         channels = [self.channel, self.scripts.key("awaited")]
         self.wakeups = Wakeups(self._connection, channels, self._on_message)

@@ -26,7 +26,7 @@ from omniq.storage.redis.error_replies import ConnectionLost, ServerNotReady, Un
 from omniq.storage.store_clock import given_time
 
 RETRY_SECONDS = 15.0
-"""How long a call tries to reach the server."""
+"""How long a call tries to reach its server, without the setting `reconnect_timeout`."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _TRANSIENT = (ConnectionLost, ServerNotReady, UnknownScript)
@@ -81,10 +81,16 @@ class Scripts:
     """Runs scripts on the keys of one store. They use the server's time, unless a test gave a clock."""
 
     def __init__(
-        self, connection: ServerConnection, prefix: str, clock: Clock, largest: int
+        self,
+        connection: ServerConnection,
+        prefix: str,
+        clock: Clock,
+        largest: int,
+        reconnect_timeout: float | None = None,
     ) -> None:
         self._connection = connection
         self._largest = largest
+        self._reconnect_timeout = reconnect_timeout
         self._prefix = prefix
         self._clock = clock
         self._command_starts: dict[str, bytes] = {}
@@ -117,14 +123,34 @@ class Scripts:
                 is_repeat = is_repeat or _was_sent(error)
                 raise
 
-        return await _retry(attempt, first)
+        return await self._retry(attempt, first)
 
     async def command(self, *parts: bytes | str | int) -> Any:
         """The reply to a command that may be sent twice."""
         try:
             return await self._connection.command(*parts)
         except _TRANSIENT as error:
-            return await _retry(lambda: self._connection.command(*parts), error)
+            return await self._retry(lambda: self._connection.command(*parts), error)
+
+    async def _retry(self, attempt: Callable[[], Awaitable[Any]], last: StorageError) -> Any:
+        """Try until it succeeds, with growing pauses; raises the last error after `reconnect_timeout`."""
+        # The first retry is immediate: most often only this connection was lost.
+        failures, pause = 0, 0.0
+        try:
+            async with asyncio.timeout(self._reconnect_timeout or RETRY_SECONDS):
+                while True:
+                    await SYSTEM_CLOCK.sleep(pause)
+                    jitter = SYSTEM_CLOCK.random()
+                    pause = backoff(
+                        failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, jitter=jitter
+                    )
+                    failures += 1
+                    try:
+                        return await attempt()
+                    except _TRANSIENT as error:
+                        last = error
+        except TimeoutError as error:
+            raise last from error
 
     def _packed(self, name: str, is_repeat: bool, arguments: tuple[Any, ...]) -> bytes:
         start = self._command_starts.get(name)
@@ -143,22 +169,3 @@ class Scripts:
 def _was_sent(error: StorageError) -> bool:
     """Whether the server may have run the call that failed."""
     return isinstance(error, ConnectionLost) and error.was_sent
-
-
-async def _retry(attempt: Callable[[], Awaitable[Any]], last: StorageError) -> Any:
-    """Try until it succeeds, with growing pauses; raises the last error after `RETRY_SECONDS`."""
-    # The first retry is immediate: most often only this connection was lost.
-    failures, pause = 0, 0.0
-    try:
-        async with asyncio.timeout(RETRY_SECONDS):
-            while True:
-                await SYSTEM_CLOCK.sleep(pause)
-                jitter = SYSTEM_CLOCK.random()
-                pause = backoff(failures, first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, jitter=jitter)
-                failures += 1
-                try:
-                    return await attempt()
-                except _TRANSIENT as error:
-                    last = error
-    except TimeoutError as error:
-        raise last from error

@@ -39,7 +39,8 @@ class RedisStorage(BaseStorage):
                 f"prefix {prefix!r}: expected 1 to 100 characters, no space or brace"
             )
         largest = largest_value(self._settings.max_payload)
-        self._use(RedisBackend(url, prefix, self._clock, self._local_wakeups, largest))
+        patience = self._settings.reconnect_timeout
+        self._use(RedisBackend(url, prefix, self._clock, self._local_wakeups, largest, patience))
 
     async def server_report(self) -> list[tuple[str, str, str]]:
         """The server's settings for `omniq doctor`, each as `(name, value, verdict)`."""
