@@ -26,12 +26,18 @@ class PostgresPair:
     With `waits_for_standby` an acknowledged write is on both servers, so that no failover loses it.
     """
 
-    def __init__(self, *, waits_for_standby: bool = False, version: int = 18) -> None:
-        options = dict(_REPLICATES)
+    def __init__(
+        self,
+        *,
+        waits_for_standby: bool = False,
+        version: int = 18,
+        options: dict[str, str] | None = None,
+    ) -> None:
+        options = {**_REPLICATES, **(options or {})}
         if waits_for_standby:
             # The standby need only have received it: a killed process loses nothing that it has written.
             options |= {"synchronous_standby_names": "*", "synchronous_commit": "remote_write"}
-        self._waits = waits_for_standby
+        self._waits = "synchronous_standby_names" in options
         self.primary = PostgresServer(options=options, version=version, durable=waits_for_standby)
         self.standby = PostgresServer(options=options, version=version, durable=waits_for_standby)
 
