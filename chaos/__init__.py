@@ -6,6 +6,9 @@ checker reads that history, for every backend, real or simulated.
     __main__      real processes, signals and servers: `python -m chaos`
     simulated     a fleet on virtual time, from one seed: `python -m chaos.simulated`
     soak          long-lived processes under few faults: `python -m chaos.soak`
+    bank          money moves in tasks while servers fail over and go back in time: `python -m chaos.bank`
+    bank_places   the databases of a bank
+    versions      two versions of omniq on one store: `python -m chaos.versions REVISION`
     nemesis       injects faults into the processes of a real run
     processes     the processes of a real run, and how they are forked
     stores        the stores and servers of a real run
