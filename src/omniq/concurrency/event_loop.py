@@ -1,4 +1,4 @@
-"""Runs an event loop that user code shares, and that user code must not be able to end."""
+"""Event loops: whether one runs here, and one that user code shares and must not be able to end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+
+
+def has_event_loop() -> bool:
+    """Whether an event loop runs in this thread."""
+    return asyncio._get_running_loop() is not None
 
 
 def run_until_done(runner: asyncio.Runner, coroutine: Coroutine[Any, Any, _T]) -> _T:

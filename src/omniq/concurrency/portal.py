@@ -18,7 +18,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from omniq.clock import SYSTEM_CLOCK
-from omniq.concurrency.event_loop import run_until_done
+from omniq.concurrency.callers_lock import CallersLock
+from omniq.concurrency.event_loop import has_event_loop, run_until_done
+from omniq.concurrency.process_id import PROCESS_ID
 from omniq.errors import CallTimeout, InvalidTask, StorageClosed, StorageError
 
 _T = TypeVar("_T")
@@ -49,11 +51,14 @@ class Portal:
 
     A portal belongs to one process: a fork copies the loop but not its thread. It closes itself
     when it is garbage collected, and when the interpreter exits. A call may take `call_timeout`
-    seconds; None: without limit.
+    seconds; None: without limit. `callers_lock` is that of the storage whose calls it runs, if it has one.
     """
 
-    def __init__(self, call_timeout: float | None = None) -> None:
+    def __init__(
+        self, call_timeout: float | None = None, callers_lock: CallersLock | None = None
+    ) -> None:
         self.call_timeout = call_timeout
+        self.callers_lock = callers_lock
         self._of_thread = _CallingThread()
         self._lock = threading.Lock()
         self._loop_thread: _LoopThread | None = None
@@ -63,7 +68,7 @@ class Portal:
     @property
     def forked(self) -> bool:
         """Whether this is a child process and the loop is the parent's."""
-        return self._loop_thread is not None and self._loop_thread.pid != os.getpid()
+        return self._loop_thread is not None and self._loop_thread.pid != PROCESS_ID.number
 
     @property
     def usable(self) -> bool:
@@ -82,6 +87,8 @@ class Portal:
         """
         call = _Call(coroutine)
         try:
+            if self.callers_lock is not None and not self.forked:
+                self.callers_lock.refuse_nested()
             seconds = self._seconds_left(wait)
             if seconds is not None and seconds <= 0:
                 raise CallTimeout(0.0, was_sent=False)
@@ -94,6 +101,21 @@ class Portal:
             # An interrupt may arrive at any point, even just after the call was passed to the loop.
             call.abandon()
             raise
+
+    def run_in_caller(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine that waits for nothing but the storage in this thread; otherwise as `run` does.
+
+        Not in this thread if it has an event loop or a deadline, or if another caller does it now.
+        """
+        lock = self.callers_lock
+        if (
+            lock is None
+            or not self.usable
+            or has_event_loop()
+            or self._seconds_left(0.0) is not None
+        ):
+            return self.run(coroutine)
+        return lock.run(coroutine, otherwise=self.run)
 
     @contextmanager
     def deadline(self, seconds: float | None) -> Iterator[None]:

@@ -144,6 +144,11 @@ class AsyncEnqueuer:
         """The caller's connection; the tasks are part of its transaction."""
         self._wrappers = wrappers
 
+    @property
+    def may_run_in_caller(self) -> bool:
+        """Whether the thread of a blocking caller may run an enqueue without an event loop, now."""
+        return self.connection is None and self._storage.is_idle
+
     @overload
     async def enqueue(
         self,

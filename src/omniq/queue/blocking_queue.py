@@ -1,5 +1,7 @@
 """The queue for blocking code: the methods of the async queue, run through one portal.
 
+An enqueue on SQLite and files runs in the thread of its caller instead, while the storage is idle.
+
 A method that only waits for its async form is made by `blocking`. Those that return a handle or
 another object are written out, and so are those with an argument that is deprecated: the warning
 must name the line of the caller.
@@ -160,7 +162,7 @@ class Enqueuer(BlockingFace[AsyncEnqueuer]):
 
         The task is stored when this returns. Raises `InvalidTask` for a call that cannot be stored.
         """
-        handle = self._run(self._async_face.enqueue(func, *args, **kwargs))
+        handle = self._run_enqueue(lambda: self._async_face.enqueue(func, *args, **kwargs))
         return TaskHandle(self._portal, handle)
 
     def start(
@@ -233,7 +235,7 @@ class Enqueuer(BlockingFace[AsyncEnqueuer]):
         of each call: a tuple, or a single argument that is not a tuple. Type checkers know the
         arguments and the results of the second form.
         """
-        handles = self._run(self._async_face.enqueue_many(calls, args))
+        handles = self._run_enqueue(lambda: self._async_face.enqueue_many(calls, args))
         return [TaskHandle(self._portal, handle) for handle in handles]
 
     def _run(self, work: Coroutine[Any, Any, R], wait: float | None = 0.0) -> R:
@@ -243,11 +245,19 @@ class Enqueuer(BlockingFace[AsyncEnqueuer]):
         # A caller's connection belongs to the caller's thread, and so do all statements on it.
         return run_here(work, connection)
 
+    def _run_enqueue(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Run an enqueue in this thread, if the storage can do that and is idle."""
+        if self._async_face.may_run_in_caller:
+            return self._portal.run_in_caller(work())
+        return self._run(work())
+
 
 class TaskQueue(Enqueuer):
     """A queue of function calls for blocking code. Use it as `with TaskQueue(url) as queue`.
 
-    Any thread may use it. A call inside a running event loop blocks that loop until it returns. A
+    Any thread may use it. On SQLite and files an enqueue is made in the calling thread, if no other call is
+    under way; a call from within it (a wrapper, a function of arguments, a signal handler) raises
+    `StorageError`. A call inside a running event loop blocks that loop until it returns. A
     forked process opens a new queue. With the setting `call_timeout`, or in a block of `deadline`, a
     call that takes too long raises `CallTimeout`.
     """
@@ -261,7 +271,9 @@ class TaskQueue(Enqueuer):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._queue = AsyncTaskQueue(url, settings=settings, serializer=serializer, clock=clock)
-        super().__init__(Portal(self._queue.storage.settings.call_timeout), self._queue)
+        storage = self._queue.storage
+        portal = Portal(storage.settings.call_timeout, storage.callers_lock)
+        super().__init__(portal, self._queue)
         self.dead = DeadLetters(self._portal, self._queue.dead)
         self.bulk = Bulk(self._portal, self._queue.bulk)
         self.schedules = Schedules(self._portal, self._queue.schedules)

@@ -26,6 +26,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 import msgspec
 
 from omniq.clock import Clock
+from omniq.concurrency.callers_lock import CallersLock
 from omniq.errors import StorageError
 from omniq.models import Runnable, StoredLetter, TaskStatus, WorkerInfo
 from omniq.storage.inspection import DeadQuery, Scan, ScanQuery, TaskQuery
@@ -391,8 +392,16 @@ class Backend(ABC):
     identity = Identity()
     """The owner that uses this backend. The storage replaces it."""
 
+    callers_lock: CallersLock | None = None
+    """Of a backend whose `transact` and `write` never suspend in a thread without an event loop."""
+
     store_clock: Clock | None = None
     """The clock of a store that has its own: see `store_clock`."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way, so that a thread without an event loop waits for no other."""
+        return False
 
     @property
     @abstractmethod

@@ -22,6 +22,9 @@ from weakref import ReferenceType, ref
 import msgspec
 
 from omniq.clock import SYSTEM_CLOCK, Clock, from_micros, seconds_to_micros, to_micros
+from omniq.concurrency.callers_lock import CallersLock
+from omniq.concurrency.event_loop import has_event_loop
+from omniq.concurrency.process_id import PROCESS_ID
 from omniq.cron import next_run
 from omniq.errors import (
     InvalidTask,
@@ -179,6 +182,24 @@ class BaseStorage(Flows):
     def settings(self) -> Settings:
         """The settings this storage was given."""
         return self._settings
+
+    @property
+    def callers_lock(self) -> CallersLock | None:
+        """Held by a thread that runs an enqueue without an event loop; None if no thread can."""
+        return self._backend.callers_lock
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a thread may run an enqueue without an event loop: no other call uses the backend now.
+
+        Not in a process that was forked, nor beside a worker of this object, which counts what is enqueued.
+        """
+        return (
+            self._is_open
+            and self._backend.is_idle
+            and self._pid == PROCESS_ID.number
+            and not any(reference() is not None for reference in self._enqueue_listeners)
+        )
 
     async def open(self) -> None:
         """Make the storage ready for use, creating missing tables, files or folders.
@@ -786,8 +807,10 @@ class BaseStorage(Flows):
         made = list(rows)
         if not made:
             return []
-        if self._enqueue_writes and all(
-            row.result_ttl >= self._joined_ttl and row.workflow is None for row in made
+        if (
+            self._enqueue_writes
+            and has_event_loop()
+            and all(row.result_ttl >= self._joined_ttl and row.workflow is None for row in made)
         ):
             ids = await self._batcher.add(made)
         else:

@@ -14,6 +14,8 @@ from collections.abc import (
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
+from omniq.concurrency.coroutines import run_without_loop
+from omniq.concurrency.event_loop import has_event_loop
 from omniq.errors import InvalidTask, OmniqError
 from omniq.models import check_int, check_key
 from omniq.serialization import Serializer
@@ -25,8 +27,6 @@ from omniq.tasks.steps import (
     RunCheckpoint,
     decode_value,
     encode_value,
-    has_event_loop,
-    run_without_loop,
 )
 
 T = TypeVar("T")

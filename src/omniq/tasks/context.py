@@ -11,6 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
 from omniq.clock import seconds_to_micros
+from omniq.concurrency.coroutines import run_without_loop
+from omniq.concurrency.event_loop import has_event_loop
 from omniq.concurrency.running_task import CURRENT
 from omniq.errors import InvalidTask, OmniqError, SerializationError, StaleClaim
 from omniq.models import PermanentError, Progress, Task, TaskError, check_key
@@ -28,10 +30,8 @@ from omniq.tasks.steps import (
     await_or_block,
     decode_value,
     encode_value,
-    has_event_loop,
     reencode_checkpoint,
     run_on_loop_of,
-    run_without_loop,
     task_key,
 )
 from omniq.tasks.task_enqueuer import OptionsEnqueuer, TaskEnqueuer, enqueue_calls, enqueuer_with

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from omniq.concurrency.coroutines import run_without_loop
+from omniq.concurrency.event_loop import has_event_loop
 from omniq.errors import InvalidTask, SerializationError
 from omniq.tasks.converters import Converter, refuse
-from omniq.tasks.steps import has_event_loop, run_on_loop_of, run_without_loop
+from omniq.tasks.steps import run_on_loop_of
 
 if TYPE_CHECKING:
     from omniq.tasks.steps import WorkerServices

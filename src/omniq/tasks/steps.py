@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from omniq.clock import Clock
-from omniq.errors import InvalidTask, NotSealed, OmniqError, SerializationError, StaleClaim
+from omniq.concurrency.coroutines import run_without_loop
+from omniq.concurrency.event_loop import has_event_loop
+from omniq.errors import InvalidTask, NotSealed, SerializationError, StaleClaim
 from omniq.models import PermanentError, Progress, Task, TaskResult, TaskStatus
 from omniq.serialization import Serializer, encode_internal, internal_decoder
 from omniq.signing import (
@@ -429,25 +431,6 @@ def await_or_block(work: Coroutine[Any, Any, _T]) -> Coroutine[Any, Any, _T] | _
     Elsewhere, the coroutine must block the thread instead of suspending.
     """
     return work if has_event_loop() else run_without_loop(work)
-
-
-def run_without_loop(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine that never suspends, and return its result."""
-    try:
-        work.send(None)
-    except StopIteration as returned:
-        return returned.value  # type: ignore[no-any-return]
-    work.close()
-    raise OmniqError("this part of a task was awaited outside of an event loop")
-
-
-def has_event_loop() -> bool:
-    """Whether an event loop runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 async def run_on_loop_of(services: WorkerServices, work: Coroutine[Any, Any, _T]) -> _T:

@@ -17,9 +17,10 @@ from typing import (
 
 import msgspec
 
+from omniq.concurrency.event_loop import has_event_loop
 from omniq.errors import InvalidTask
 from omniq.models import Task, check_key
-from omniq.tasks.steps import PLACE, Place, await_or_block, has_event_loop, run_on_loop_of
+from omniq.tasks.steps import PLACE, Place, await_or_block, run_on_loop_of
 
 if TYPE_CHECKING:
     from omniq.operations.handle import AsyncTaskHandle, TaskHandle

@@ -179,6 +179,11 @@ class _FaultyEngine:
 class _FaultyBackend:
     """The backend of the wrapped storage, which is opened and closed with it."""
 
+    callers_lock = None
+    """Faults wait on an event loop."""
+
+    is_idle = False
+
     def __init__(self, storage: FaultyStorage, backend: Backend) -> None:
         self._storage = storage
         self._backend = backend

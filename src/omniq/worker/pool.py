@@ -341,7 +341,8 @@ class WorkerPool(BlockingFace[AsyncWorkerPool]):
             max_leaked_threads=max_leaked_threads,
             loop_patience=loop_patience,
         )
-        self._set_up(Portal(storage.settings.call_timeout), pool, owns_portal=True)
+        portal = Portal(storage.settings.call_timeout, storage.callers_lock)
+        self._set_up(portal, pool, owns_portal=True)
 
     # The life of a pool takes as long as its tasks: `call_timeout` is for calls of the storage.
     start = blocking(AsyncWorkerPool.start, any_wait)
@@ -414,7 +415,7 @@ class WorkerPool(BlockingFace[AsyncWorkerPool]):
                 if self._owns_portal and not self._calls and self._async_face.has_ended:
                     portal.close()
                     # A portal starts its thread when first used: a stopped pool has none.
-                    self._portal = Portal(portal.call_timeout)
+                    self._portal = Portal(portal.call_timeout, portal.callers_lock)
 
 
 def _check_storage(storage: object) -> None:

@@ -1,15 +1,21 @@
-"""The file backend: runs the store in its thread, and watches its folder for work."""
+"""The file backend: runs the store in its thread, and watches its folder for work.
+
+A blocking caller uses the store in its own thread, while no other call does.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from omniq.clock import Clock
+from omniq.concurrency.callers_lock import CallersLock
+from omniq.concurrency.event_loop import has_event_loop
 from omniq.errors import StorageClosed, StorageError
 from omniq.models import WorkerInfo
 from omniq.settings import Settings
@@ -22,6 +28,7 @@ from omniq.storage.wakeups import LocalWakeups
 
 T = TypeVar("T")
 
+_CLOSED = "the file storage was closed during the call"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -44,6 +51,9 @@ class FileBackend(Backend):
         self._own_claims = own_claims or OwnClaims()
         self._store: Store | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._turn = threading.Lock()
+        self._submitted: set[Future[Any]] = set()
+        self.callers_lock: CallersLock = CallersLock()
         self.waiting = 0
         self._watching: tuple[asyncio.AbstractEventLoop, int] | None = None
         self._checking: asyncio.Future[None] | None = None
@@ -53,6 +63,10 @@ class FileBackend(Backend):
         return Capabilities(
             name="file", durability=self._settings.durability, reach="machine", exact_bound=False
         )
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._submitted
 
     def sibling(self) -> FileBackend:
         return FileBackend(self._path, self._clock, self._wakeups, self._settings, self._own_claims)
@@ -74,27 +88,60 @@ class FileBackend(Backend):
         if self._checking is not None:
             self._checking.cancel()
         if thread is not None and store is not None:
-            thread.submit(store.close)
+            self._submit(thread, store.close)
             await asyncio.to_thread(thread.shutdown)
 
     async def _run(
         self, work: Callable[[Store], T], on_cancel: Callable[[], None] | None = None
     ) -> T:
-        """Run `work` in the store's thread; `on_cancel` too, afterwards, if the caller is cancelled."""
+        """Run `work` in the store's thread; `on_cancel` too, afterwards, if the caller is cancelled.
+
+        Called in a thread without an event loop, it is run there, and this coroutine does not suspend.
+        """
         store, thread = self._store, self._thread
         if store is None or thread is None:
-            raise StorageClosed("the file storage was closed during the call")
-        future = thread.submit(work, store)
+            raise StorageClosed(_CLOSED)
         try:
+            if not has_event_loop():
+                return self._run_in_caller(store, work)
+            # One that a wrapper or a signal handler has started in the thread of a caller.
+            self.callers_lock.refuse_nested()
+            future = self._submit(thread, lambda: work(store))
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if on_cancel is not None:
-                thread.submit(on_cancel)
+                self._submit(thread, on_cancel)
             raise
         except OSError as error:
             raise self._wrap_error(error) from error
         finally:
             self._notify_arrivals(store)
+
+    def _submit(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:
+        def run() -> T:
+            with self._turn:
+                return work()
+
+        try:
+            future = thread.submit(run)
+        except RuntimeError as error:
+            # The thread was shut down: by `close`, or because the interpreter ends.
+            raise StorageClosed(_CLOSED) from error
+        self._submitted.add(future)
+        future.add_done_callback(self._submitted.discard)
+        return future
+
+    def _run_in_caller(self, store: Store, work: Callable[[Store], T]) -> T:
+        with self._turn:
+            if store is not self._store:
+                raise StorageClosed(_CLOSED)
+            try:
+                return work(store)
+            except Exception:
+                raise
+            except BaseException:
+                store.interrupt()
+                raise
 
     def _wrap_error(self, error: OSError) -> StorageError:
         if error.errno in _FULL:

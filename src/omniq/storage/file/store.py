@@ -72,6 +72,7 @@ class Store:
         self.writes = Writes(self.files, clock)
         self.finished = FinishedTasks(self.files)
         self.leases = Leases(self.disk, clock)
+        self._was_interrupted = False
 
     def open(self) -> None:
         """Create the missing folders, and move what an older version has stored to the new ones."""
@@ -98,8 +99,20 @@ class Store:
 
     # Sections
 
+    def interrupt(self) -> None:
+        """Ctrl-C has interrupted a call of this store, perhaps between a rename and the note of it here.
+
+        The next call reads the folder, and ends the write as if the process had died in it.
+        """
+        self._was_interrupted = True
+        self.files.forget_index()
+
     def section(self) -> FileSection:
         """A new section on what is stored now."""
+        if self._was_interrupted:
+            self.files.refresh()
+            self.writes.recover()
+            self._was_interrupted = False
         section = FileSection(self.files, self.writes, self.finished, _sequence.take)
         self._read_record()
         return section

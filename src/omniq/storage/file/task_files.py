@@ -76,6 +76,11 @@ class TaskFiles:
         """Have the next `refresh` list the folder; until a listing succeeds, no call does anything else."""
         self._rescanned_at = None
 
+    def forget_index(self) -> None:
+        """Forget all names: an interrupt may have left the index half changed."""
+        self.index = Index(f".{self.disk.own_prefix}")
+        self.distrust_index()
+
     def recheck(self) -> None:
         """Update the index; once a minute by a full listing, in case the watch missed a change."""
         before = None if self.was_restored else self._rescanned_at

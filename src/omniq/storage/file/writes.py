@@ -165,7 +165,7 @@ class Writes:
                         self._raise_moved(each.key)
                     hit("file.claim.after_rename")
             self._decide(write)
-        except BaseException:
+        except Exception:
             if not write.is_committed:
                 self._undo(write.nonce, write.changes)
             raise

@@ -1,6 +1,7 @@
 """The SQLite backend: sections in the writer thread, reads in others, leases in a second file.
 
-All writes go through one thread, which runs all waiting sections in one transaction (`writer_thread`).
+All writes go through one connection, whose thread runs all waiting sections in one transaction
+(`writer_thread`). A blocking caller runs its section itself while that thread is idle.
 Reads have a separate thread and connection, so that reads and writes do not wait for each other.
 """
 
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from omniq.clock import Clock
+from omniq.concurrency.callers_lock import CallersLock
+from omniq.concurrency.event_loop import has_event_loop
 from omniq.failpoints import hit
 from omniq.models import WorkerInfo
 from omniq.settings import Settings
@@ -29,7 +32,12 @@ from omniq.storage.backend import (
 from omniq.storage.incarnation import check_reader, decode_record
 from omniq.storage.permissions import store_rules
 from omniq.storage.sqlite import damaged_rows, leases, queries, store_record
-from omniq.storage.sqlite.connection import Connection, Database, StatementRunner
+from omniq.storage.sqlite.connection import (
+    Connection,
+    Database,
+    SharedConnection,
+    StatementRunner,
+)
 from omniq.storage.sqlite.section import SQLiteSection
 from omniq.storage.sqlite.task_transaction import TaskTransactions
 from omniq.storage.sqlite.user_transaction import run_within
@@ -67,6 +75,11 @@ class SQLiteBackend(Backend):
         self._local_wakeups = wakeups
         self._version_at_claim = -1
         self._wanted: Wanted | None = None
+        self.callers_lock: CallersLock = CallersLock()
+
+    @property
+    def is_idle(self) -> bool:
+        return self._writer.is_idle
 
     @property
     def capabilities(self) -> Capabilities:
@@ -118,14 +131,14 @@ class SQLiteBackend(Backend):
             path, new_id = str(self._database.path), self._clock.new_id()
             await self._writer.run(lambda db: store_record.put_record(db, path, lease_file, new_id))
 
-    def _create(self) -> Connection:
+    def _create(self) -> SharedConnection:
         """Create the databases unless they exist, and connect the reader, which every call to open needs."""
         self._database.create()
         self._lease_database.create()
         return self._connect_reader()
 
-    def _connect_reader(self) -> Connection:
-        connection = self._database.connect(Connection, writes=False)
+    def _connect_reader(self) -> SharedConnection:
+        connection = self._database.connect(SharedConnection, writes=False, any_thread=True)
         connection.execute("ATTACH DATABASE ? AS leases", (str(self._lease_database.path),))
         return connection
 
@@ -144,6 +157,9 @@ class SQLiteBackend(Backend):
         self, work: Work[_T], *, claims_as: str | None = None, writes: bool = True
     ) -> _T:
         thread = self._writer if writes else self._reader
+        if has_event_loop():
+            # One that a wrapper or a signal handler has started in the thread of a caller.
+            self.callers_lock.refuse_nested()
         if claims_as is not None:
             # Read before the claim, so that `wait_for_work` notices what others add from now on.
             self._version_at_claim = self._wakeups.version()

@@ -73,7 +73,11 @@ def statement(name: str) -> str:
     return "\n".join(line for line in lines if not line.lstrip().startswith("--")).strip()
 
 
-class TaskConnection(sqlite3.Connection):
+class SharedConnection(sqlite3.Connection):
+    """A connection that several threads use in turns. Other than one of the driver, it can be weakly referenced."""
+
+
+class TaskConnection(SharedConnection):
     """A connection for a task's transaction, which only the thread that created it can end.
 
     The lock allows one thread at a time inside SQLite. This also prevents a deadlock: SQLite calls
@@ -245,7 +249,8 @@ class Database:
             factory=kind,
         )
         # Not through `kind`, which a task may use.
-        Connection.create_function(connection, LARGEST[:-2], 0, lambda: self.largest)
+        # And no Python function, in which Ctrl-C would become an error of the statement.
+        Connection.create_function(connection, LARGEST[:-2], 0, partial(int, self.largest))
         settings = ["wal_autocheckpoint = 0", f"synchronous = {self._synchronous}"]
         if writes:
             settings += [f"journal_size_limit = {self.wal_limit}", f"cache_size = -{_CACHE_KIB}"]

@@ -3,6 +3,8 @@
 Jobs that arrive during a transaction wait, and the next transaction runs all of them. No timer
 delays a job: an idle thread has the latency of a single write, and a busy one runs large batches
 with one wait for the disk each. Readers use the base class, `ConnectionThread`.
+
+A thread without an event loop runs its job itself, on the same connection. The threads take turns.
 """
 
 from __future__ import annotations
@@ -16,24 +18,30 @@ from contextlib import closing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from omniq.concurrency.event_loop import has_event_loop
 from omniq.concurrency.futures import set_result
 from omniq.errors import OmniqError, StorageClosed
 from omniq.failpoints import hit
-from omniq.storage.sqlite.connection import Connection, Database, DriverError
+from omniq.storage.sqlite.connection import Connection, Database, DriverError, SharedConnection
 
 _T = TypeVar("_T")
 
 
 class Job:
-    """A function to run with the connection, and the future of its result."""
+    """A function to run with the connection, and the future of its result if an event loop waits for it."""
 
     __slots__ = ("error", "future", "result", "work")
 
-    def __init__(self, work: Callable[..., Any], future: asyncio.Future[Any]) -> None:
+    def __init__(self, work: Callable[..., Any], future: asyncio.Future[Any] | None = None) -> None:
         self.work = work
         self.future = future
         self.result: Any = None
         self.error: BaseException | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its awaiter does not wait any more."""
+        return self.future is not None and self.future.cancelled()
 
 
 _Item = Job | asyncio.Future[None] | None
@@ -51,7 +59,9 @@ class ConnectionThread:
     _max_jobs = 512
     """The most jobs of one transaction: many share a wait for the disk, but it stays short."""
 
-    def __init__(self, name: str, database: Database, connect: Callable[[], Connection]) -> None:
+    def __init__(
+        self, name: str, database: Database, connect: Callable[[], SharedConnection]
+    ) -> None:
         self._name = name
         self._database = database
         self._connect = connect
@@ -59,10 +69,33 @@ class ConnectionThread:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._is_closed = False
+        self._turn = threading.Lock()
+        self._is_serving = False
+        # Weak: a forked child must never close the parent's connection. See `_run`.
+        self._connection: Callable[[], SharedConnection | None] = lambda: None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the thread is connected, and has no job."""
+        return not self._is_serving and self._jobs.empty() and self._connection() is not None
 
     async def run(self, work: Callable[[Connection], _T]) -> _T:
-        """Run `work` in the thread; returns its result after the commit of its transaction."""
-        return await self.submit(work)
+        """Run `work` in the thread; returns its result after the commit of its transaction.
+
+        Called in a thread without an event loop, it is run there, and this coroutine does not suspend.
+        """
+        if has_event_loop():
+            return await self.submit(work)
+        job = Job(work)
+        with self._turn:
+            connection = self._connection()
+            if connection is None or self._is_closed:
+                raise StorageClosed("the sqlite storage was closed")
+            self._run_batch(connection, [job])
+            self._after_batch(connection)
+        if job.error is not None:
+            raise job.error
+        return job.result  # type: ignore[no-any-return]
 
     def submit(self, work: Callable[[Connection], _T]) -> asyncio.Future[_T]:
         """Have the thread run `work`; returns the future of its result."""
@@ -78,7 +111,7 @@ class ConnectionThread:
 
     def _start(self) -> threading.Thread:
         # The thread keeps no reference, so that it ends with a storage that is dropped without being closed.
-        arguments = (weakref.ref(self), self._jobs)
+        arguments = (weakref.ref(self), self._jobs, self._turn)
         name = f"omniq-sqlite-{self._name}"
         thread = threading.Thread(target=_run, args=arguments, name=name, daemon=True)
         weakref.finalize(self, self._jobs.put, None).atexit = False
@@ -97,17 +130,21 @@ class ConnectionThread:
         thread.join()
 
     def _serve(
-        self, connection: Connection | None, job: _Item
-    ) -> tuple[Connection | None, asyncio.Future[None] | None]:
+        self, connection: SharedConnection | None, job: _Item
+    ) -> tuple[SharedConnection | None, asyncio.Future[None] | None]:
         """Run the job, and all that are waiting; returns the connection, and the future of `close`, if called."""
-        jobs, ended = self._collect(job)
-        if jobs:
-            connection = self._run_batch(connection, jobs)
-            _deliver_all(jobs)
-            # So that large results are freed before the next batch arrives.
-            del jobs, job
-            if connection is not None:
-                self._after_batch(connection)
+        # Before the turn: from now on no other thread takes one.
+        self._is_serving = True
+        with self._turn:
+            jobs, ended = self._collect(job)
+            if jobs:
+                connection = self._run_batch(connection, jobs)
+                _deliver_all(jobs)
+                # So that large results are freed before the next batch arrives.
+                del jobs, job
+                if connection is not None:
+                    self._after_batch(connection)
+        self._is_serving = False
         return connection, ended
 
     def _collect(self, job: _Item) -> tuple[list[Job], asyncio.Future[None] | None]:
@@ -117,16 +154,20 @@ class ConnectionThread:
             if not isinstance(job, Job):
                 return jobs, job
             # A job whose awaiter was cancelled already is not run.
-            if not job.future.cancelled():
+            if not job.is_cancelled:
                 jobs.append(job)
             if len(jobs) == self._max_jobs or self._jobs.empty():
                 return jobs, None
             job = self._jobs.get()
 
-    def _run_batch(self, connection: Connection | None, jobs: list[Job]) -> Connection | None:
+    def _run_batch(
+        self, connection: SharedConnection | None, jobs: list[Job]
+    ) -> SharedConnection | None:
         """Run the jobs in one transaction; every job has its result or its error afterwards."""
         try:
-            connection = connection or self._connect()
+            if connection is None:
+                connection = self._connect()
+                self._connection = weakref.ref(connection)
             self._database.check_unmoved()
             self._transact(connection, jobs)
         except Exception as error:
@@ -134,8 +175,10 @@ class ConnectionThread:
             wrapped = self._database.wrap_error(error)
             for job in jobs:
                 job.error = job.error or wrapped
-        if connection is not None and connection.in_transaction:
-            connection.rollback()
+        finally:
+            # Also when Ctrl-C has interrupted the thread of a caller.
+            if connection is not None and connection.in_transaction:
+                connection.rollback()
         return connection
 
     def _transact(self, connection: Connection, jobs: list[Job]) -> None:
@@ -145,7 +188,7 @@ class ConnectionThread:
         connection.execute("COMMIT")
 
     def _run_job(self, connection: Connection, job: Job) -> None:
-        if job.future.cancelled():
+        if job.is_cancelled:
             # Its caller stopped waiting before the lock was free: it must not be done later.
             job.error = asyncio.CancelledError()
             return
@@ -161,10 +204,12 @@ class ConnectionThread:
         """Called after each batch, when its results have been delivered."""
 
 
-def _run(served: weakref.ref[ConnectionThread], jobs: queue.SimpleQueue[_Item]) -> None:
+def _run(
+    served: weakref.ref[ConnectionThread], jobs: queue.SimpleQueue[_Item], turn: threading.Lock
+) -> None:
     # The connection is a local variable of the thread. A forked child has no such thread, so
     # it never closes the parent's connection.
-    connection: Connection | None = None
+    connection: SharedConnection | None = None
     ended: asyncio.Future[None] | None = None
     while ended is None:
         job = jobs.get()
@@ -174,7 +219,8 @@ def _run(served: weakref.ref[ConnectionThread], jobs: queue.SimpleQueue[_Item]) 
         connection, ended = thread._serve(connection, job)
         del thread, job
     if connection is not None:
-        connection.close()
+        with turn:
+            connection.close()
     if ended is not None:
         deliver(ended, None)
 
@@ -183,13 +229,14 @@ class WriterThread(ConnectionThread):
     """A thread whose transactions write. It also runs checkpoints of the write-ahead log."""
 
     def __init__(self, name: str, database: Database) -> None:
-        super().__init__(name, database, partial(database.connect, Connection, writes=True))
+        connect = partial(database.connect, SharedConnection, writes=True, any_thread=True)
+        super().__init__(name, database, connect)
         self._checkpoint_at = database.wal_limit
 
     def _transact(self, connection: Connection, jobs: list[Job]) -> None:
         self._database.retry_while_busy(
             lambda: connection.execute("BEGIN IMMEDIATE"),
-            has_ended=lambda: all(job.future.cancelled() for job in jobs),
+            has_ended=lambda: all(job.is_cancelled for job in jobs),
         )
         if len(jobs) == 1:
             self._run_job(connection, jobs[0])
@@ -223,6 +270,8 @@ class WriterThread(ConnectionThread):
         except (DriverError, OmniqError):
             # The jobs are committed and their results delivered. If the error persists, the next
             # transaction meets it and reports it to its awaiters.
+            pass
+        finally:
             if connection.in_transaction:
                 connection.rollback()
 
@@ -247,6 +296,7 @@ def _deliver_all(jobs: list[Job]) -> None:
     """Deliver the results, with one call into each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in jobs:
+        assert job.future is not None
         by_loop.setdefault(job.future.get_loop(), []).append(job)
     for loop, loop_jobs in by_loop.items():
         _call_soon(loop, partial(_resolve, loop_jobs))
@@ -260,7 +310,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) 
 
 def _resolve(jobs: list[Job]) -> None:
     for job in jobs:
-        if job.future.done():
+        if job.future is None or job.future.done():
             continue
         if job.error is not None:
             job.future.set_exception(job.error)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from omniq.concurrency.coroutines import run_without_loop
 from omniq.errors import InvalidTask
 from omniq.models import PermanentError
 from omniq.tasks.context import TaskContext
 from omniq.tasks.resources import Resource
 from omniq.tasks.signature import Callee
-from omniq.tasks.steps import run_without_loop
 from omniq.worker.lifespan import LifespanState, lifespan_of
 from omniq.worker.resources import Blocking, Injector, Needs, OnLoop, WorkerResources
 

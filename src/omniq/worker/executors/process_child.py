@@ -18,6 +18,7 @@ import msgspec
 
 from omniq import log
 from omniq.clock import SYSTEM_CLOCK, Clock
+from omniq.concurrency.coroutines import run_without_loop
 from omniq.concurrency.running_task import CURRENT
 from omniq.errors import (
     InvalidTask,
@@ -41,7 +42,6 @@ from omniq.tasks.error_rules import ErrorRules, explain
 from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import resolve
 from omniq.tasks.signature import Callee, as_raised, callee_of, item_of
-from omniq.tasks.steps import run_without_loop
 from omniq.tasks.task_builder import TaskBuilder
 from omniq.tasks.task_enqueuer import NewTasks
 from omniq.worker.executors.batch_call import RunningBatch

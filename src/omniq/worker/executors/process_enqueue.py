@@ -15,6 +15,8 @@ from typing import Any, Literal, NoReturn, TypeVar, assert_never, cast
 import msgspec
 
 from omniq.clock import Clock
+from omniq.concurrency.coroutines import run_without_loop
+from omniq.concurrency.event_loop import has_event_loop
 from omniq.concurrency.portal import Portal
 from omniq.errors import (
     DuplicateTask,
@@ -33,7 +35,7 @@ from omniq.serialization import Serializer, internal_decoder
 from omniq.storage.base import BaseStorage
 from omniq.tasks.context import TaskContext
 from omniq.tasks.function_types import FunctionTypes
-from omniq.tasks.steps import Place, has_event_loop, run_without_loop
+from omniq.tasks.steps import Place
 from omniq.tasks.task_enqueuer import NewTasks
 from omniq.worker.executors.process_flows import FlowAnswer, FlowRequest, answer_flow
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from omniq.concurrency.coroutines import run_without_loop
 from omniq.errors import InvalidTask
 from omniq.models import PermanentError
 from omniq.tasks.context import TaskContext
 from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.signature import Callee
-from omniq.tasks.steps import run_without_loop
 from omniq.worker.executors.thread_executor import ThreadExecutor
 from omniq.worker.resources import Blocking, Injector, InThread, OnLoop, Place, WorkerResources
 
