@@ -153,7 +153,7 @@ def test_20000_fuzzed_records_of_every_codec_are_read_or_refused(name):
 
 
 async def fuzz_store(url: str, rounds: int, seed: int) -> int:
-    """Damage ten values of a store and use it, repeatedly; returns the number of refusals.
+    """Damage half of the values of a store and use it, repeatedly; returns the number of refusals.
 
     The storage is opened anew each time, as by a worker that starts.
     """
@@ -163,7 +163,7 @@ async def fuzz_store(url: str, rounds: int, seed: int) -> int:
     restore, addresses, draw = raw_store.save(), raw_store.addresses(), random.Random(seed)
     refused = 0
     for _ in range(rounds):
-        for address in draw.choices(addresses, k=10):
+        for address in draw.sample(addresses, len(addresses) // 2):
             raw_store.write(address, mutated(raw_store.read(address), draw))
         try:
             async with open_storage(url) as storage:
@@ -181,7 +181,7 @@ async def fuzz_store(url: str, rounds: int, seed: int) -> int:
 @pytest.mark.security("S04")
 @pytest.mark.fault("F73")
 async def test_a_store_with_a_fuzzed_value_is_used_or_refuses_but_never_crashes(store_url):
-    assert await fuzz_store(store_url, 20, seed=5) > 0
+    assert await fuzz_store(store_url, 20, seed=1) > 0
 
 
 @pytest.mark.deep

@@ -77,6 +77,7 @@ PUBLIC = [
     "INJECTED",
     "batched",
     "current_task",
+    "Results",
     "Retry",
     "Snooze",
     "Discard",

@@ -397,8 +397,8 @@ async def test_a_paused_worker_calls_what_it_has_collected() -> None:
         handle = await queue.enqueue(batch_tasks.gather, 1)
         await until(lambda: pool.stats().active_workers == 1)
         assert pool._runtime is not None
-        assert pool._runtime._claim_loop is not None
-        pool._runtime._claim_loop._demand.pause()
+        assert pool._runtime.parts.claim_loop is not None
+        pool._runtime.parts.claim_loop._demand.pause()
         for _ in range(40):
             clock.advance(1)
             await asyncio.sleep(0.002)

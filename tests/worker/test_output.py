@@ -263,7 +263,7 @@ async def test_output_after_the_end_of_the_worker_is_dropped(memory_queue):
     handle = await memory_queue.enqueue(tasks.talks_in_thread)
     async with memory_queue.worker() as pool:
         await handle.result(timeout=20)
-        writer = pool._runtime._running.outputs
+        writer = pool._runtime.parts.running.outputs
         task = await memory_queue.get_task(handle.id)
     late = threading.Thread(target=writer.add, args=(task, b"\x91\x01"))
     late.start()

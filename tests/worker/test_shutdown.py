@@ -140,7 +140,7 @@ async def test_a_claimed_task_that_may_run_once_and_has_not_begun_is_released(
         start(runs, tasks)
         runs.stop_all("shutdown")
         assert pool._runtime is not None
-        pool._runtime.stop_requested.set_result(None)
+        pool._runtime.parts.stop_requested.set_result(None)
         stops.extend(task.id for task in tasks)
 
     monkeypatch.setattr(RunningTasks, "start", start_and_stop)

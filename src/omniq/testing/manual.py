@@ -370,7 +370,7 @@ class ManualQueue(ManualControls, TaskQueue):
 
 def _waits_for_storage(pool: AsyncWorkerPool) -> bool:
     """Whether a task waits for its step or its enqueue to be stored, as it does after a fault."""
-    running = None if pool._runtime is None else pool._runtime._running
+    running = None if pool._runtime is None else pool._runtime.parts.running
     services = None if running is None else running._services
     return isinstance(services, TaskServices) and services.waiting > 0
 

@@ -38,7 +38,7 @@ from omniq.storage.types import Capabilities
 from omniq.storage.wakeups import LocalWakeups
 from omniq.testing.faults import FaultyStorage, Verb
 from omniq.testing.virtual_time import Machine, VirtualLoop, current_machine
-from omniq.worker import pool_runtime
+from omniq.worker import pool_parts
 from omniq.worker.heartbeat import Heartbeat
 
 T = TypeVar("T")
@@ -227,7 +227,7 @@ class Simulation:
 
     def run(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:
         """Run the scenario to its end, then stop every machine. Can be called once."""
-        with mock.patch.object(pool_runtime, "Heartbeat", HeartOnTheLoop):
+        with mock.patch.object(pool_parts, "Heartbeat", HeartOnTheLoop):
             return self.loop.run_in_world(self._run_scenario(scenario))
 
     async def _run_scenario(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:

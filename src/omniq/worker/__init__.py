@@ -1,7 +1,8 @@
 """Runs tasks: worker pools, executors, and the processes of `omniq worker`.
 
 - `pool`: `AsyncWorkerPool` and `WorkerPool`, the public pools.
-- `pool_runtime`: one run of a pool, from start to stop; connects the parts below.
+- `pool_runtime`: one run of a pool, from start to stop.
+- `pool_parts`: how the parts below are made, connected and opened.
 - `pool_config`: the options of a pool.
 - `open_parts`: what a pool has opened and closes again, and its side loops.
 - `pool_events`: what the parts report to the pool.

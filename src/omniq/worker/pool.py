@@ -30,6 +30,7 @@ from omniq.worker.lifespan import Lifespan, lifespan_of
 from omniq.worker.loop_watchdog import PATIENCE
 from omniq.worker.middleware import Middleware, middleware_of
 from omniq.worker.pool_config import PoolConfig
+from omniq.worker.pool_parts import PoolContext
 from omniq.worker.pool_runtime import PoolRuntime
 from omniq.worker.pool_stats import PoolStats
 from omniq.worker.stats_recorder import StatsRecorder
@@ -154,7 +155,7 @@ class AsyncWorkerPool:
         The pool claims nothing meanwhile, and continues when they return. The event
         `WorkerRecycling` reports it. From any thread.
         """
-        return self._runtime is not None and self._runtime.recycling.is_due
+        return self._runtime is not None and self._runtime.parts.recycling.is_due
 
     @property
     def has_ended(self) -> bool:
@@ -169,12 +170,12 @@ class AsyncWorkerPool:
         if self._runtime is not None and not self._runtime.has_ended:
             raise InvalidValue("the pool is already running; stop it before you start it again")
         refuse_during_import("starts a worker")
-        self._runtime = runtime = PoolRuntime(
-            self._storage,
-            self._session,
-            self._config,
-            self._stats,
-            self.events,
+        context = PoolContext(
+            storage=self._storage,
+            session=self._session,
+            config=self._config,
+            stats=self._stats,
+            events=self.events,
             had_to_wait=self.had_to_wait,
             deaths=self.deaths,
             wrappers=self.enqueue_wrappers,
@@ -182,6 +183,7 @@ class AsyncWorkerPool:
             is_supervised=self.is_supervised,
             is_replaced=self.is_replaced,
         )
+        self._runtime = runtime = PoolRuntime(context)
         self.had_to_wait = False
         try:
             await runtime.start()
@@ -217,7 +219,7 @@ class AsyncWorkerPool:
     def stop_claiming(self) -> None:
         """Claim nothing from now on; `stop` has to follow. For the process that supervises the pool."""
         if self._runtime is not None:
-            finish(self._runtime.stop_requested)
+            finish(self._runtime.parts.stop_requested)
 
     async def wait(self) -> None:
         """Return when the pool has ended; raises the error if one ended it."""
@@ -280,7 +282,7 @@ class AsyncWorkerPool:
         """The numbers of the pool. From any thread, and before the start as well."""
         stats, runtime = self._stats, self._runtime
         return PoolStats(
-            workers_count=self._config.concurrency if runtime is None else runtime.slots,
+            workers_count=self._config.concurrency if runtime is None else runtime.parts.slots,
             active_workers=0 if runtime is None else runtime.active,
             queued_tasks=stats.queued,
             queue_high_water=stats.high_water,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from omniq.errors import LeaseLost
 from omniq.storage.types import Renewal
@@ -26,6 +27,9 @@ class PoolEvents(Protocol):
     @property
     def is_recycling(self) -> bool:
         """Whether too many threads hang in abandoned calls: the pool claims nothing meanwhile."""
+
+    def call_on_loop(self, call: Callable[..., None], *args: Any) -> None:
+        """Call it on the pool's event loop. From any thread."""
 
     def on_renewal(self, renewal: Renewal, asked_at: int) -> None:
         """The lease was renewed; `asked_at` is a tick of the register of claims. From the heartbeat's thread."""
