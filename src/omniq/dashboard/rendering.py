@@ -142,7 +142,7 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
 
 
 def patience_of(request: Request) -> float:
-    """How long the page may wait for a search. A refresh by the script waits: nobody looks at an empty page."""
+    """How long the page may wait for a search. A refresh by the script waits: the page it refreshes is not empty."""
     return _REFRESH_PATIENCE if REFRESH_HEADER in request.headers else _PAGE_PATIENCE
 
 
