@@ -55,7 +55,7 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Special(msgspec.Struct, omit_defaults=True, gc=False):
-    """What few limits have besides.
+    """Fields that only some limits use: changes and holds by operators, costs above 1, and saved room.
 
     `size` and `span` replace those of the tasks; 0: as the tasks say. Nothing enters before `held_until`,
     for the `reason`. `extra` is the number of units that holders have, beyond one for each; `units` are
@@ -359,8 +359,8 @@ def close_breaker(state: GateState) -> None:
     state.holders, state.wake_at = [], 0
 
 
-def forget_the_past(state: GateState, now: int) -> None:
-    """Forget starts that say nothing any more, and what of `special` has passed."""
+def clear_expired(state: GateState, now: int) -> None:
+    """Clear the recorded starts, and a hold that has ended."""
     state.starts = []
     special = state.special
     if special is not None:
@@ -370,7 +370,7 @@ def forget_the_past(state: GateState, now: int) -> None:
 
 
 def tidy(state: GateState, now: int) -> None:
-    """Have a state no `special` that says nothing."""
+    """Reset fields of `special` that have expired, and drop it when all have their defaults."""
     special = state.special
     if special is None:
         return

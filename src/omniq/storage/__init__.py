@@ -12,8 +12,12 @@
 | `claim_register` | the claims of an owner, who has each of them, compared with what the store says |
 | `types` | values that a storage exchanges with its callers and its backend |
 | `row_rules` | a task as a storage holds it, and every change it may go through |
-| `engine` | every verb of the contract as atomic steps over a backend |
-| `side_engine`, `flow_engine`, `output_engine` | the same for the data beside the queue, for workflows and for output |
+| `engine` | every verb of the contract as atomic steps over a backend: enqueue, claim, record |
+| `recovery_engine` | the same for leases, the tasks of dead workers, and stores that went back |
+| `dead_letter_engine`, `checkpoint_engine`, `schedule_engine` | the same for dead letters, checkpoints and progress, and schedules |
+| `flow_engine`, `output_engine` | the same for workflows, and for the output of tasks |
+| `operator_engine`, `retention_engine` | the same for operators, and for what has expired |
+| `engine_base` | what all steps share: a section that is repeated when another step was first |
 | `insertion`, `flow_insertion` | which rows an enqueue inserts, and which unique keys they hold; the edges of a workflow |
 | `conflicts` | what an enqueue does when its unique key is held |
 | `step` | one atomic step: the rows it has read, and what becomes of them |

@@ -2,15 +2,17 @@
 
 The tasks of one queue and priority that wait are a line, in order of their `turn`. Each key takes its turns one
 after the other, and all keys take them side by side: a task begins at the first instant, from the front of the line
-on, at which its key has no other turn, and keeps its key busy for its cost divided by the weight. These instants
-are no times: the front of the line is where the first waiting task is. The claim stays the ordered scan that it is.
+on, at which its key has no other turn, and keeps its key busy for its cost divided by the weight. This is start-time
+fair queueing: turns are positions on a virtual clock that stands at the first waiting task, not times of day. A claim
+reads rows in the order of their turns, as it does without fair keys; only an enqueue computes turns.
 
 Two kinds of documents are all that is remembered. That of a line says where its front was last seen, and since
 when there is always a task in it. That of a key says where its next turn begins, and which earlier ones are free,
 because their tasks were cancelled. When a line was empty, all that its keys have taken is forgotten.
 
-A task that is not due, or is enqueued in a caller's transaction, has no place: it takes part in nothing. A claim
-finds it before all others when it is due, and gives it its place. So does a retried task wait: behind all that its key has enqueued.
+A task that is not due, or is enqueued in a caller's transaction, has no place yet, and does not move
+the front. When it is due, it sorts before all tasks with a place, so that the next claim sees it first, and gives it
+a place behind the turns that its key has taken. A retried task gets its place in the same way.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from omniq.storage.backend import (
     Record,
     Section,
 )
+from omniq.storage.engine_base import atomic
 from omniq.storage.inspection import TaskQuery
 from omniq.storage.output_engine import OutputEngine
 from omniq.storage.pending_hooks import HOOK
@@ -40,7 +41,6 @@ from omniq.storage.release_waiters import (
 )
 from omniq.storage.row_rules import FinishedRow, Row, Workflow
 from omniq.storage.sequences import Sequences
-from omniq.storage.side_engine import atomic
 from omniq.storage.step import Step
 from omniq.storage.stored_output import forgotten
 

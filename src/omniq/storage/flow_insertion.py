@@ -275,7 +275,7 @@ class FlowInsertion:
             row.workflow = replace(row.workflow or workflow, needs=workflow.needs - satisfied)
             if row.workflow.needs == 0 and workflow.kind == "task":
                 if row.fair is not None or row.lead:
-                    row_rules.come_to_wait(row, workflow.eta or self._now)
+                    row_rules.set_due(row, workflow.eta or self._now)
                 else:
                     row.due = row.turn = self._now if row.turn is None else row.turn
                 row.visible = workflow.eta or 0

@@ -56,7 +56,7 @@ class _KnownGate(msgspec.Struct, gc=False):
     def change(self, now: int) -> DocumentChange | None:
         """The change of its document, if there is one."""
         if self.is_over:
-            gate_rules.forget_the_past(self.state, now)
+            gate_rules.clear_expired(self.state, now)
         gate_rules.tidy(self.state, now)
         before, read_due = None, None
         if self.stored is not None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from omniq.errors import SerializationError
 from omniq.storage import stored_output
 from omniq.storage.backend import Changes, Document, Record, Section
-from omniq.storage.side_engine import SideEngine, atomic, attach, current_rows
+from omniq.storage.engine_base import atomic, attach, current_rows
+from omniq.storage.retention_engine import RetentionEngine
 from omniq.storage.stored_output import Bounds, OutputCodec, OutputQuery, record_name
 from omniq.tasks.task_output import OutputBatch, OutputPage
 
@@ -15,7 +16,7 @@ _PURGED = 20
 """Tasks whose output one step deletes: each may have many pages."""
 
 
-class OutputEngine(SideEngine):
+class OutputEngine(RetentionEngine):
     """The verbs of `TaskOutput` over one backend."""
 
     @atomic

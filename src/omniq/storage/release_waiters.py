@@ -139,7 +139,7 @@ class Ends:
         await self.sequences.join(rows)
         for row in rows:
             if not row_rules.is_waiting(row):
-                row_rules.release(row, self._step.now)
+                row_rules.make_claimable(row, self._step.now)
                 self.has_released = True
             self._step.update(row)
 
@@ -306,7 +306,7 @@ class Ends:
         if status is _SUCCESS or edge.any_end:
             row.workflow = replace(workflow, needs=workflow.needs - 1)
             if not row_rules.is_waiting(row):
-                row_rules.release(row, step.now)
+                row_rules.make_claimable(row, step.now)
                 self.has_released = True
             step.update(row)
             return

@@ -49,13 +49,14 @@ EPOCH_BITS = 21
 """A token is below 2^21 in epoch 0, and at least epoch x 2^21 in later ones."""
 
 NEVER = 253_402_300_799_000_000
-"""The instant at which a record becomes visible that time alone never makes claimable."""
+"""`visible` of a record that only an event makes claimable; later than any real time."""
 
 KEPT = 100 * 365 * 86_400_000_000
 """The `result_ttl` of a record that belongs to another: it is deleted with the topmost one."""
 
 LAST_PLACE = 10**16
-"""A place in line is below it. The turn of a row that has none is its place or its `due`, minus this: below 0."""
+"""Every place in line is below it. A row without a place has its earlier turn or its `due`, minus this, as its
+turn: below 0, and so before all rows of its priority that have a place."""
 
 ROUND = 1_000_000
 """The length of a turn of weight 1 and cost 1."""
@@ -79,8 +80,8 @@ class Workflow(msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, gc
 
     A record of the kind `event` or `group` never runs: something else ends it. `parent` is the record it
     belongs to. It waits for the success of `after`, for any end of `after_any`, and when it is suspended for
-    any end of `on`. `needs` is the number of those that have not ended so, of which it can do without
-    `holds`; `failed` of them cannot be satisfied any more. `wait` is the number of its current wait: an edge
+    any end of `on`. `needs` is the number of those that have not ended so; it may be claimed when only
+    `holds` of them are left. `failed` of them can no longer end so. `wait` is the number of its current wait: an edge
     of an earlier one is stale. `eta` is when a released task is due, at the earliest. `has_run`: it has been
     suspended, so that its `expires` does not end it.
 
@@ -320,10 +321,10 @@ def _choose_order(row: Row, task: Task) -> None:
         # Divided first: neither may be too large for the product.
         step = ROUND * min(share.cost / share.weight, _LONGEST_STEP)
         row.fair = FairPlace(share.key, max(1, min(round(step), _LONGEST_STEP)))
-    come_to_wait(row, row.due)
+    set_due(row, row.due)
 
 
-def come_to_wait(row: Row, due: int) -> None:
+def set_due(row: Row, due: int) -> None:
     """Set when a row is due, and its turn. A row with a `fair` key gets its place when it is due."""
     row.due = due
     if row.fair is None:
@@ -346,7 +347,7 @@ def _out_of_line(instant: int) -> int:
 
 
 def needs_place(row: Row) -> bool:
-    """Whether the row comes to wait without a place in line, which its `fair` key decides."""
+    """Whether the row waits, or will wait, without the place in line that its `fair` key gives it."""
     return row.fair is not None and not row.fair.is_placed
 
 
@@ -431,7 +432,7 @@ def hide(row: Row, until: int | None) -> None:
     row.due = row.visible = NEVER if until is None else until
 
 
-def release(row: Row, now: int) -> None:
+def make_claimable(row: Row, now: int) -> None:
     """End the wait of a row: a claim may take it, at its eta or now."""
     workflow = row.workflow
     assert workflow is not None
@@ -444,8 +445,8 @@ def release(row: Row, now: int) -> None:
     )
 
 
-def end_wait(row: Row) -> None:
-    """Forget a wait that has ended otherwise: what it waited for says nothing any more."""
+def discard_wait(row: Row) -> None:
+    """Discard a wait that has ended in another way. Edges that lead to it are stale from now on."""
     workflow = row.workflow
     if workflow is not None and (workflow.needs or workflow.on):
         row.workflow = msgspec.structs.replace(
@@ -659,12 +660,12 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
                 row.attempts += 1
                 row.status = _RETRYING
             if outcome.eta is not None:
-                _release(row, to_micros(outcome.eta))
+                _requeue(row, to_micros(outcome.eta))
             return Settled(effect=failure, reason=outcome.error.error_type)
         case Rescheduled():
             if row.status is _RUNNING:
                 row.status = _PENDING
-            _release(row, to_micros(outcome.eta))
+            _requeue(row, to_micros(outcome.eta))
             return Settled()
         case Failed():
             failure = _effect_of_failure(row)
@@ -685,18 +686,18 @@ def settle(row: Row, outcome: Outcome, now: int) -> Settled:
             )
         case Snoozed():
             row.status = _PENDING
-            _release(row, to_micros(outcome.eta))
+            _requeue(row, to_micros(outcome.eta))
             return Settled()
         case Released():
             row.status = _PENDING
             row.releases += outcome.unknown_function
             if outcome.eta is None:
                 fair, turn = row.fair, row.order[1]
-                _release(row, row.due, visible=row.visible)
+                _requeue(row, row.due, visible=row.visible)
                 if fair is not None:
                     keep_place(row, fair, turn)
             else:
-                _release(row, to_micros(outcome.eta))
+                _requeue(row, to_micros(outcome.eta))
             return Settled()
         case Suspended():
             row.status = _PENDING
@@ -722,7 +723,7 @@ def _effect_of_failure(row: Row) -> Effect:
 def _suspend(row: Row, outcome: Suspended) -> None:
     fair, turn = row.fair, row.order[1]
     begin_wait(row, outcome.on, outcome.enough)
-    _release(row, NEVER if outcome.until is None else to_micros(outcome.until))
+    _requeue(row, NEVER if outcome.until is None else to_micros(outcome.until))
     keep_place(row, fair, turn)
 
 
@@ -732,7 +733,7 @@ def _settle_success(row: Row, outcome: Succeeded) -> Settled:
         # It has ended when its children have. A task that repeats has none.
         row.status = _PENDING
         row.workflow = msgspec.structs.replace(workflow, result=outcome.encoded)
-        _release(row, NEVER)
+        _requeue(row, NEVER)
         return Settled(effect="success")
     if outcome.next_eta is None or row.cancel_requested:
         row.settled = row.token
@@ -749,14 +750,14 @@ def _next_occurrence(row: Row, eta: datetime) -> None:
     row.attempts = 0
     row.crashes = 0
     row.occurrence = row.token
-    _release(row, to_micros(eta))
+    _requeue(row, to_micros(eta))
 
 
-def _release(row: Row, due: int, *, visible: int | None = None) -> None:
+def _requeue(row: Row, due: int, *, visible: int | None = None) -> None:
     row.settled = row.token
     row.owner = None
     row.parked = None
-    come_to_wait(row, due)
+    set_due(row, due)
     row.visible = due if visible is None else visible
 
 
@@ -936,7 +937,7 @@ def change_waiting(row: Row, task: Task, body: bytes, now: int, *, due: bool) ->
         eta = None if task.eta is None else to_micros(task.eta)
         row.workflow = msgspec.structs.replace(row.workflow, eta=eta)
     elif due:
-        come_to_wait(row, now if task.eta is None else to_micros(task.eta))
+        set_due(row, now if task.eta is None else to_micros(task.eta))
         row.visible = 0 if task.eta is None else row.due
     elif row.fair is None:
         row.turn = turn
@@ -973,7 +974,7 @@ def retry_dead(row: Row, now: int, *, edited: Row | None = None, from_start: boo
         row.fair, row.lead = edited.fair, edited.lead
         row.gates, row.max_crashes = edited.gates, edited.max_crashes
         row.unique, row.unique_aliases = edited.unique, edited.unique_aliases
-    come_to_wait(row, now)
+    set_due(row, now)
     row.visible = 0
 
 

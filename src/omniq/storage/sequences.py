@@ -222,7 +222,7 @@ class Sequences:
         if row.id in ended:
             return
         if before is None and not row_rules.is_waiting(row):
-            row_rules.release(row, self._section.now)
+            row_rules.make_claimable(row, self._section.now)
             self.released.append(row)
         self._rows.update(row)
 

@@ -165,7 +165,7 @@ class Step:
             return row_rules.was_recorded(row, outcome)
         if row.workflow is not None:
             # A wait that has ended at its deadline.
-            row_rules.end_wait(row)
+            row_rules.discard_wait(row)
         settled = row_rules.settle(row, outcome, self.now)
         self.settle(row, token, settled)
         if settled.finish is None and isinstance(outcome, Suspended):
@@ -179,7 +179,7 @@ class Step:
         if row.workflow.on:
             self.ends.begin_wait(row, row.workflow.on)
         if not row_rules.is_waiting(row):
-            row_rules.release(row, self.now)
+            row_rules.make_claimable(row, self.now)
 
     def _was_recorded(self, outcome: Outcome, record: Record | None) -> bool:
         ended = self._ended.get(outcome.task_id)
@@ -197,7 +197,7 @@ class Step:
         Whether a run had begun is not known here, so a task that runs at most once ends.
         """
         token = row.token
-        row_rules.end_wait(row)
+        row_rules.discard_wait(row)
         is_running = row.status is TaskStatus.RUNNING and not row.cancel_requested
         if is_running and row_rules.runs_at_most_once(row):
             settled = Settled(

@@ -33,7 +33,7 @@ from omniq.storage.file.shared_file import unpack_one
 from omniq.storage.gate_states import KIND as GATE
 from omniq.storage.pauses import PAUSED_QUEUE
 from omniq.storage.row_rules import Row
-from omniq.storage.side_engine import SCHEDULE
+from omniq.storage.schedule_engine import SCHEDULE
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS, UNIQUE
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from omniq.storage.postgres.enqueue import enqueue
 from omniq.storage.postgres.statements import Statements
 from omniq.storage.row_codec import letter_of
 from omniq.storage.row_rules import FinishedRow, Row
-from omniq.storage.side_engine import SCHEDULE
+from omniq.storage.schedule_engine import SCHEDULE
 from omniq.storage.store_clock import given_time, observe
 from omniq.storage.types import Claim, Holder
 

@@ -27,7 +27,7 @@ from omniq.storage.redis import encoding
 from omniq.storage.redis.encoding import instant_of, raw, stamp
 from omniq.storage.redis.error_replies import OutOfMemory
 from omniq.storage.row_rules import Row
-from omniq.storage.side_engine import SCHEDULE
+from omniq.storage.schedule_engine import SCHEDULE
 from omniq.storage.step import CHECKPOINT, NEWEST, PROGRESS
 from omniq.storage.stored_output import OUTPUT, OUTPUT_PAGE
 from omniq.storage.types import Claim
