@@ -272,8 +272,10 @@ class RedisSection(Section):
         state = b"" if row.id in changes.moved else encoding.state_of(row)
         if state == self._states.get(row.id):
             state = b""
-        record = encoding.record_of(row) if row.id in changes.rewritten else b""
-        return self._row_change(row, encoding.place_of(row).encode(), state=state, record=record)
+        is_rewritten = row.id in changes.rewritten
+        record = encoding.record_of(row) if is_rewritten else b""
+        place = encoding.place_of(row).encode()
+        return self._row_change(row, place, state=state, record=record, checks_state=is_rewritten)
 
     def _end(self, ended: Ended) -> tuple[Any, ...]:
         row = ended.row
@@ -295,6 +297,7 @@ class RedisSection(Section):
         letter: bytes = b"",
         failed_at: int = 0,
         is_optional: bool = False,
+        checks_state: bool = False,
     ) -> tuple[Any, ...]:
         before, is_start = self._places.get(row.id), 0
         if before is None:
@@ -302,8 +305,8 @@ class RedisSection(Section):
             before, is_start = encoding.place_of(self._known[row.id]).encode(), 1
         parts = (before, place, state, record, letter)
         known: Any = 0
-        if row.workflow is not None and row.id in self._states:
-            # Others change it without changing its place.
+        if (checks_state or row.workflow is not None) and row.id in self._states:
+            # Others may change it without changing its place.
             known = raw(self._states[row.id])
         return (row.id, *map(raw, parts), failed_at, is_start, int(is_optional), known)
 

@@ -5,7 +5,7 @@
 --           6 rows: { id, place as read, new place, state or '', record at its end or a new one or '', dead letter
 --           or '', its time of failure, whether only the start of its place is known, whether it is left out if others
 --           have taken it, its state as read or 0 if its place says all that others may change }; the same place
---           twice only checks the row, and writes its state if there is one;
+--           twice checks the row, and writes its state and its record if they are given;
 --           7 documents (see lib/documents); 8 new rows (see lib/changes); 9 how many may wait, 0 for any;
 --           10 finished tasks and 11 dead letters to delete: { id, as read ('' for any) }; 12 only tasks that
 --           finished before this time, 0 for any; 13 groups of endings (see lib/endings)
@@ -100,8 +100,9 @@ for _, row in ipairs(rows) do
   local id, from, place, state, record, letter, failed_at = unpack(row)
   if from ~= place then
     if move_row(id, from, place, state, record, letter, failed_at) then ended_ids[#ended_ids + 1] = id end
-  elseif state ~= '' then
-    put(KEYS.states, id, state)
+  else
+    if state ~= '' then put(KEYS.states, id, state) end
+    if record ~= '' then put(KEYS.tasks, id, record) end
   end
 end
 for position, group in ipairs(groups) do
