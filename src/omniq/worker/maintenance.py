@@ -30,7 +30,7 @@ from omniq.worker.run_recorder import RunRecorder
 
 _JITTER = 0.2
 _SHORTEST_PAUSE = 0.05
-_PURGE_EVERY = 10.0
+_PURGE_EVERY = 30.0
 _PROGRESS_EVERY = 0.5
 _BREAKERS_EVERY = 1.0
 _WORKERS_EVERY = 5.0
