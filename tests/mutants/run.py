@@ -28,7 +28,7 @@ PARALLEL_MUTANTS = 2
 CONTRACTS = {
     "memory": "tests/storage/test_memory.py",
     "sqlite": "tests/storage/test_sqlite_contract.py",
-    "file": "tests/storage/test_file_contract.py",
+    "file": "tests/storage/test_file_contract.py tests/storage/test_file_put_back.py",
     "log": "tests/storage/test_log_commits.py tests/storage/test_log_append_order.py",
     "s3": "tests/storage/test_s3_trimming.py",
     "versions": "tests/worker/test_versions.py",

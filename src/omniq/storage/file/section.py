@@ -30,7 +30,7 @@ from omniq.storage.file.finished import FinishedTasks
 from omniq.storage.file.task_files import TaskFiles
 from omniq.storage.file.writes import Change, Write, Writes
 from omniq.storage.row_rules import Row
-from omniq.storage.types import Claim
+from omniq.storage.types import Claim, Witness
 
 T = TypeVar("T")
 
@@ -54,6 +54,8 @@ class FileSection(backend.Section):
         self.now = files.clock.micros()
         self.claimed: list[Change] = []
         """The claims without gates that this section has made."""
+        self._has_claimed = False
+        self._witness: Witness | None = None
         self._files = files
         self._writes = writes
         self._finished = finished
@@ -69,6 +71,7 @@ class FileSection(backend.Section):
     # Reading rows
 
     async def begin(self, owner: str, known: Sequence[Row], claim: Claim | None) -> frozenset[str]:
+        self._witness = None if claim is None else claim.witness
         unchanged: list[str] = []
         for row in known:
             name, record = self._own_claims.claims.get(row.id, (None, None))
@@ -266,6 +269,7 @@ class FileSection(backend.Section):
             )
             for each in planned:
                 self._own(each)
+        self._has_claimed = bool(changes.claimed)
         missed = self._claim(claims, has_written=bool(planned))
         for task_id, finished_before in limits.items():
             self._finished.delete(task_id, finished_before)
@@ -377,6 +381,23 @@ class FileSection(backend.Section):
             self._own(each)
             hit("file.claim.after_rename")
         return frozenset(missed)
+
+    def has_gone_back(self) -> bool:
+        """Whether the folder was put back while this section claimed: its claims may have older tokens.
+
+        A name that was renamed by another owner is then there again. The engine has looked at the newest claim of
+        this owner before; only this look, after the renames, shows what was put back between the two.
+        """
+        witness = self._witness
+        if witness is None or not self._has_claimed:
+            return False
+        self._files.refresh()
+        token = backend.complete(self.live_token(witness.id))
+        if token is None or token >= witness.token:
+            return False
+        row = self._live(witness.id)
+        # One that was enqueued later under its id has other numbers.
+        return row is not None and (row.seq, row.nonce) == (witness.seq, witness.nonce)
 
     def undo_claims(self) -> None:
         """Undo claims whose caller does not learn of them. Their tokens are used again.

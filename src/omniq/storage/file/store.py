@@ -155,6 +155,10 @@ class Store:
                 # Fenced between the two checks. Undone here, the claims cost the tasks no crash.
                 section.undo_claims()
                 raise LeaseLost(claims_as)
+            if section.has_gone_back():
+                # The engine looks again, and raises the epoch. Claims that have entered gates are given back then.
+                section.undo_claims()
+                raise Moved
         finally:
             self.writes.flush()
         return result
