@@ -417,6 +417,21 @@ async def test_work_added_between_the_claim_and_the_wait_is_noticed(path):
             await one.wait_for_work(30)
 
 
+async def test_after_a_claim_that_got_all_it_asked_for_one_wait_ends_without_a_search(path):
+    async with SQLiteStorage(path) as one, SQLiteStorage(path) as other:
+        await one.enqueue(Task(func_path="m.f"))
+        assert len(await one.reserve(1)) == 1
+        async with asyncio.timeout(30):
+            await one.wait_for_work(3600)
+        waiting = asyncio.ensure_future(one.wait_for_work(3600))
+        _, still_waiting = await asyncio.wait({waiting}, timeout=0.1)
+
+        assert still_waiting == {waiting}
+        await other.enqueue(Task(func_path="m.f"))
+        async with asyncio.timeout(30):
+            await waiting
+
+
 async def test_a_sibling_renews_while_another_process_holds_the_write_lock(storage, path):
     await storage.renew()
     with hold_write_lock(path):

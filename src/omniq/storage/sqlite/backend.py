@@ -75,6 +75,7 @@ class SQLiteBackend(Backend):
         self._local_wakeups = wakeups
         self._version_at_claim = -1
         self._wanted: Wanted | None = None
+        self._may_have_more = False
         self.callers_lock: CallersLock = CallersLock()
 
     @property
@@ -190,7 +191,8 @@ class SQLiteBackend(Backend):
             # A claim now could take a task before one of higher priority that is not ready yet.
             return _NOT_YET  # type: ignore[no-any-return]
         result = complete(work(section))
-        self._wanted = section.wanted or self._wanted
+        if section.wanted is not None:
+            self._wanted, self._may_have_more = section.wanted, section.may_have_more
         return result
 
     # Transactions of callers and tasks
@@ -266,6 +268,10 @@ class SQLiteBackend(Backend):
     # Waiting
 
     async def wait_for_work(self, timeout: float) -> None:
+        if self._may_have_more:
+            # The last claim got all that it had asked for: what the store says now would say no more than that.
+            self._may_have_more = False
+            return
         deadline = self._clock.monotonic() + timeout
         seen, pause = self._version_at_claim, _FIRST_PAUSE
         next_due = self._wakeups.next_due()

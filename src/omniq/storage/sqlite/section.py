@@ -75,6 +75,8 @@ class SQLiteSection(Section):
         self._facts: _ClaimFacts | None = None
         self.wanted: Wanted | None = None
         """What was claimed in this section."""
+        self.may_have_more = False
+        """Whether there may be more rows of that kind."""
 
     # Reading
 
@@ -119,9 +121,10 @@ class SQLiteSection(Section):
             self._promoted_by = wanted.due_by
             while self.promote(wanted.due_by):
                 pass
+        rows = first_rows(self._db, wanted, after, limit)
         if not wanted.only_looks:
-            self.wanted = wanted
-        return first_rows(self._db, wanted, after, limit)
+            self.wanted, self.may_have_more = wanted, len(rows) == limit
+        return rows
 
     def promote(self, due_by: int) -> bool:
         """Make delayed tasks ready that have become visible; returns whether there may be more."""

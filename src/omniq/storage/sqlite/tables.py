@@ -61,7 +61,9 @@ def _inline_hex(blob: str, condition: str = "true") -> str:
     "" also for one that is too large to be read at all, on the condition: see `largest_value`.
     """
     return (
-        f"CASE WHEN coalesce(length({blob}), 0) <= {_INLINE_BYTES} THEN hex({blob}) "
+        # Most are empty, and are not worth two calls of functions.
+        f"CASE WHEN coalesce({blob}, x'') = x'' THEN '' "
+        f"WHEN length({blob}) <= {_INLINE_BYTES} THEN hex({blob}) "
         f"WHEN length({blob}) > {LARGEST} AND {condition} THEN '' END"
     )
 
@@ -160,9 +162,8 @@ def read_records(
     return found
 
 
-def _row(db: StatementRunner, values: list[Any]) -> Row:
-    *values, gates, rest, body = values
-    seq = values[0]
+def _row(db: StatementRunner, values: Sequence[Any]) -> Row:
+    seq, gates, rest, body = values[0], values[-3], values[-2], values[-1]
     if rest is None:
         (rest,) = db.execute(_LONG_REST, (seq,)).fetchone()
     if body is None:
@@ -179,7 +180,7 @@ def _row(db: StatementRunner, values: list[Any]) -> Row:
         row.seq, row.id, row.nonce, row.queue, row.priority, row.func_path, row.created_at,
         row.result_ttl, repeats, row.unique, row.expires, row.stored_at,
         row.attempts, row.crashes, row.token, row.settled, row.started_at, status, cancelled,
-        row.visible, row.owner, row.parked, attached, row.due, row.turn,
+        row.visible, row.owner, row.parked, attached, row.due, row.turn, _, _, _,
     ) = values  # fmt: skip
     row.repeats, row.cancel_requested, row.attached = (repeats == 1, cancelled == 1, attached == 1)
     row.status = _STATUSES[status]
