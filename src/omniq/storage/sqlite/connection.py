@@ -395,7 +395,7 @@ _ADVICE = {
     sqlite3.SQLITE_BUSY: f"; another process has held the write lock for {BUSY_SECONDS:g} s: it is "
     "stopped, or in a very long transaction; find it (fuser, lsof) and continue or end it",
     sqlite3.SQLITE_FULL: "; nothing was written; free some space on the disk and try again",
-    sqlite3.SQLITE_IOERR: "; the disk could not be read or written; see the system's log",
+    sqlite3.SQLITE_IOERR: "; the disk is full, or cannot be read or written; see df and the system's log",
     sqlite3.SQLITE_CORRUPT: "; stop all workers, check it with 'PRAGMA integrity_check', and restore "
     "it from a backup",
     sqlite3.SQLITE_NOTADB: "; the file is something else; check the path, or move the file away",
