@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -69,6 +70,52 @@ def test_a_missing_storage_is_reported_and_not_created(omniq, folder):
         assert completed.code == 3, command
         assert f"looked for {folder}/elsewhere.db" in completed.err
     assert not (folder / "elsewhere.db").exists()
+
+
+@pytest.mark.parametrize("command", ["stats", "doctor", "enqueue a.b", "worker json"])
+def test_a_path_that_the_system_refuses_is_one_line(omniq, folder, command):
+    completed = omniq(*command.split(), "--url", f"sqlite:///{'x' * 300}/tasks.db")
+
+    assert completed.code == 1
+    assert completed.err.count("\n") == 1 + (command == "enqueue a.b")
+    assert "File name too long" in completed.err
+
+
+@pytest.mark.parametrize("command", ["stats", "doctor", "enqueue a.b", "worker json"])
+def test_a_current_folder_that_was_removed_is_one_line(omniq, folder, command):
+    (folder / "gone").mkdir()
+    os.chdir(folder / "gone")
+    (folder / "gone").rmdir()
+
+    completed = omniq(*command.split(), "--url", "sqlite:///tasks.db")
+
+    assert (completed.code, completed.out) == (1, "")
+    assert completed.err.splitlines()[-1] == (
+        "omniq: the current folder no longer exists; change to another one"
+    )
+
+
+def test_a_closed_stdout_is_no_error_and_a_full_disk_is_one_line(omniq, folder):
+    def run(redirection: str) -> subprocess.CompletedProcess[str]:
+        command = (
+            f"{sys.executable} -m omniq enqueue a.b --url sqlite:///{folder}/x.db {redirection}"
+        )
+        return subprocess.run(
+            ["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=30, check=False
+        )
+
+    closed, full = run(">&-"), run(">/dev/full")
+
+    assert (closed.returncode, full.returncode) == (0, 1)
+    assert "Traceback" not in closed.stderr + full.stderr
+    assert "No space left on device" in full.stderr.splitlines()[-1]
+
+
+def test_doctor_says_where_no_storage_can_be_created(omniq, folder):
+    completed = omniq("doctor", "--url", "sqlite:////proc/tasks.db")
+
+    assert completed.code == 1
+    assert "none can be created in /proc" in completed.err
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         # The reader of the output has closed it, as in `omniq tasks list | head`.
         code = 0
+    except OSError as error:
+        code = console.report_error(_describe(error))
+        if debug:
+            console.write(traceback.format_exc())
     except KeyboardInterrupt:
         code = _INTERRUPTED
     console.flush()
@@ -89,6 +93,17 @@ def _run(arguments: list[str], *, is_own_process: bool) -> int:
 
     returned = run(arguments)
     return returned if isinstance(returned, int) else 0
+
+
+def _describe(error: OSError) -> str:
+    """What the system has refused, where no part of omniq says more."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "the current folder no longer exists; change to another one"
+    if error.filename is None:
+        return f"{type(error).__name__}: {error}; --debug shows where"
+    return f"{error.filename}: {error.strerror}; check the path and its permissions"
 
 
 def _complete(words: list[str], shell: str) -> NoReturn:

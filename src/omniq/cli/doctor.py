@@ -20,6 +20,7 @@ from omniq._version import __version__
 from omniq.cli import output
 from omniq.cli.command import Option
 from omniq.cli.options import Url
+from omniq.cli.queue_session import CommandFailed
 from omniq.models import Task
 from omniq.operations.doctor import Finding, check_storage
 from omniq.settings import Settings
@@ -105,7 +106,14 @@ def _stand_in(url: str) -> Iterator[str]:
         return
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     kind, query = url.partition(":")[0].lower(), url.partition("?")[2]
-    with tempfile.TemporaryDirectory(prefix=".omniq-doctor-", dir=folder) as temporary:
+    try:
+        made = tempfile.TemporaryDirectory(prefix=".omniq-doctor-", dir=folder)
+    except OSError as error:
+        raise CommandFailed(
+            f"there is no storage at {mask_url(url)}, and none can be created in {folder} "
+            f"({error.strerror}); name another storage with --url or OMNIQ_URL"
+        ) from error
+    with made as temporary:
         slashes = ":///" if kind == "sqlite" else "://"
         yield f"{kind}{slashes}{quote(temporary)}/{quote(path.name)}" + (
             f"?{query}" if query else ""

@@ -17,6 +17,7 @@
 | `task_transaction` | transactions of running tasks, whose commit records the outcome |
 | `connection` | creates and connects to a database file; alone imports sqlite3 |
 | `writer_thread` | the threads that own the connections and batch jobs into transactions |
+| `forks` | lets a forked process use a database that its parent had open |
 | `upgrade` | SQL functions that upgrade a store of an earlier version |
 
 `sql/` has the schemas of both files (`schema.sql`, `leases.sql`), the upgrades to later versions

@@ -115,9 +115,7 @@ class SQLiteBackend(Backend):
         self._task_transactions = TaskTransactions(self._database)
         try:
             await self._register()
-            self._wakeups = Wakeups(
-                self._database.connect(Connection, writes=False, any_thread=True)
-            )
+            self._wakeups = Wakeups(self._database)
         except BaseException:
             for thread in (self._reader, self._writer, self._leases):
                 await thread.close()

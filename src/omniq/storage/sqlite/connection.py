@@ -21,6 +21,7 @@ from weakref import WeakSet
 from omniq.errors import InvalidTask, OmniqError, StorageCorrupt, StorageError
 from omniq.settings.places import PlaceRules
 from omniq.storage.permissions import check_database, make_store_folder
+from omniq.storage.sqlite.forks import FORKS
 from omniq.storage.sqlite.upgrade import FUNCTIONS
 
 Connection = sqlite3.Connection
@@ -206,7 +207,7 @@ class Database:
         self._random = random
         self._rules = rules
         self._wal_path = f"{path}-wal"
-        self._file: tuple[int, int] | None = None
+        self.file_id: tuple[int, int] | None = None
         self._wal: tuple[int, int] | None = None
 
     def create(self) -> None:
@@ -231,7 +232,8 @@ class Database:
             ) from error
         if not stat.S_ISREG(found.st_mode):
             raise StorageError(f"SQLite database {self.path}: exists and is not a file")
-        self._file, self._wal = (found.st_dev, found.st_ino), None
+        self.file_id, self._wal = (found.st_dev, found.st_ino), None
+        FORKS.check(self)
         with closing(self.connect(Connection, writes=True)) as connection:
             self._prepare(connection)
 
@@ -331,7 +333,7 @@ class Database:
 
         Writes to a file that was deleted or replaced would be lost.
         """
-        self._check(os.fspath(self.path), self._file)
+        self._check(os.fspath(self.path), self.file_id)
         if self._wal is not None:
             self._check(self._wal_path, self._wal)
 
@@ -341,7 +343,7 @@ class Database:
             found = os.stat(path)
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == self._file
+        return (found.st_dev, found.st_ino) == self.file_id
 
     def wal_size(self) -> int:
         """The size of the write-ahead log in bytes; raises `StorageError` when it was removed."""
@@ -393,7 +395,7 @@ _ADVICE = {
     sqlite3.SQLITE_BUSY: f"; another process has held the write lock for {BUSY_SECONDS:g} s: it is "
     "stopped, or in a very long transaction; find it (fuser, lsof) and continue or end it",
     sqlite3.SQLITE_FULL: "; nothing was written; free some space on the disk and try again",
-    sqlite3.SQLITE_IOERR: "; the disk could not be read or written; see the system's log",
+    sqlite3.SQLITE_IOERR: "; the disk is full, or cannot be read or written; see df and the system's log",
     sqlite3.SQLITE_CORRUPT: "; stop all workers, check it with 'PRAGMA integrity_check', and restore "
     "it from a backup",
     sqlite3.SQLITE_NOTADB: "; the file is something else; check the path, or move the file away",

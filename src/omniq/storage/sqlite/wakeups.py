@@ -9,7 +9,8 @@ from typing import TypeVar, cast
 import msgspec
 
 from omniq.storage.backend import Wanted
-from omniq.storage.sqlite.connection import Connection, DriverError
+from omniq.storage.sqlite.connection import Connection, Database, DriverError
+from omniq.storage.sqlite.forks import FORKS
 from omniq.storage.sqlite.lanes import ready_lanes
 from omniq.storage.sqlite.tables import read_array
 
@@ -27,9 +28,11 @@ class Wakeups:
     A wake-up is not needed for correctness: when the database cannot be read, the caller polls.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, database: Database) -> None:
         self._lock = threading.Lock()
+        FORKS.guard(self._lock, database)
+        with self._lock:
+            self._connection = database.connect(Connection, writes=False, any_thread=True)
 
     def version(self) -> int:
         """A number that changes with every commit on another connection; -1 when it is unknown."""

@@ -23,6 +23,7 @@ from omniq.concurrency.futures import set_result
 from omniq.errors import OmniqError, StorageClosed
 from omniq.failpoints import hit
 from omniq.storage.sqlite.connection import Connection, Database, DriverError, SharedConnection
+from omniq.storage.sqlite.forks import FORKS
 
 _T = TypeVar("_T")
 
@@ -70,6 +71,7 @@ class ConnectionThread:
         self._lock = threading.Lock()
         self._is_closed = False
         self._turn = threading.Lock()
+        FORKS.guard(self._turn, database)
         self._is_serving = False
         # Weak: a forked child must never close the parent's connection. See `_run`.
         self._connection: Callable[[], SharedConnection | None] = lambda: None

@@ -88,7 +88,10 @@ def report_error(error: OmniqError | str) -> int:
 
 
 def escape_unencodable_output() -> None:
-    """Make stdout escape what its encoding has no character for, instead of failing."""
+    """Make stdout escape what its encoding has no character for, instead of failing; also if it is closed."""
+    if sys.stdout is None:
+        # Closed by the shell (`>&-`): what the command has done must not end as an error.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - kept as stdout
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
