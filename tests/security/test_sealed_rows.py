@@ -116,6 +116,17 @@ async def test_a_row_that_differs_from_its_sealed_body_does_not_run(open_store, 
 
 
 @pytest.mark.security("S62")
+async def test_a_task_that_ages_runs_with_the_rank_of_its_row_and_no_other(open_store, settings):
+    async with open_store(settings) as storage:
+        for name in ("own", "forged", "higher"):
+            await storage.enqueue(a_task(name, ageing=60, priority=2))
+    await replant(open_store, {"forged": {"priority": 2}, "higher": {"priority": 9}})
+
+    async with open_store(settings) as storage:
+        assert [task.id for task in await storage.reserve(5)] == ["own"]
+
+
+@pytest.mark.security("S62")
 async def test_every_gate_of_a_row_is_compared(open_store, settings):
     """Each gate left out, made larger, renamed, or put before the others."""
     async with open_store(settings) as storage:

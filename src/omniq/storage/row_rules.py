@@ -304,12 +304,17 @@ def _hold_key(row: Row, task: Task, now: int) -> None:
         row.held_until = now + seconds_to_micros(task.unique_for)
 
 
+def rank_of(task: Task) -> int:
+    """The priority of the task's row. That of a task that ages is 0: its own decides its turn."""
+    return task.priority if task.ageing is None else 0
+
+
 def _choose_order(row: Row, task: Task) -> None:
     """Set the rank of a row among others, and what decides its turn. It has no place in line."""
-    row.priority, row.lead, row.fair = task.priority, 0, None
+    row.priority, row.lead, row.fair = rank_of(task), 0, None
     if task.ageing is not None:
         lead = round(task.ageing * 1_000_000) * task.priority
-        row.priority, row.lead = 0, max(-_LONGEST_LEAD, min(lead, _LONGEST_LEAD))
+        row.lead = max(-_LONGEST_LEAD, min(lead, _LONGEST_LEAD))
     elif task.fair is not None:
         share = task.fair
         # Divided first: neither may be too large for the product.

@@ -14,7 +14,7 @@ from omniq.gate_rules import gates_of
 from omniq.models import DeadLetter, StoredLetter, Task
 from omniq.serialization import Serializer
 from omniq.signing import DEAD_LETTER, TASK, SealedSerializer
-from omniq.storage.row_rules import Row, check_body, is_part_of
+from omniq.storage.row_rules import Row, check_body, is_part_of, rank_of
 
 
 class RowSeals:
@@ -31,7 +31,7 @@ class RowSeals:
         check_body(row, task)
         has_gates = row.gates or task.limits or task.breakers
         if (
-            row.priority == task.priority
+            row.priority == rank_of(task)
             and row.max_crashes == task.max_crashes
             and (row.expires is None or task.expires is not None)
             and not (has_gates and row.gates != gates_of(task))
