@@ -428,7 +428,7 @@ class BaseStorage(Flows):
         G2. No more tasks with one running-limit key are held by live claims than it allows.
         G3. No more tasks with one rate key are claimed within any span than it allows.
         G4. While a breaker is open its tasks are not claimed; then one probe at a time is.
-        G5. A parked task keeps its position in the order, and does not hold up other tasks.
+        G5. A parked task keeps its position in the order, and holds up other tasks only as G15 says.
         G6. A claim does not cost more because keys are blocked, or because many have room at the same time.
         G7. What has room is offered in order, and a task that cannot be taken keeps no other out: one of another
              queue or function than the claim asks for, or one that another gate blocks. G15 says what holds for one

@@ -258,10 +258,14 @@ class RunningTasks:
 
     def begin_item(self, run: BatchRun, call: BatchCall) -> Item | None:
         """Bring the run to its call; None if that may have to wait for something, or fails."""
-        task, callee = run.task, call.batched
+        task, callee, types = run.task, call.batched, call.batched.types
         if task.workflow is not None and task.workflow.refs:
             return None
-        context = self._enter(run)
+        context = self._context_of(run)
+        is_watched = self._stats.is_watched
+        if is_watched or types.converts_arguments or task.version != callee.version:
+            # Nothing else is called in which the task could be asked for.
+            enter(context)
         try:
             current = task if task.version == callee.version else callee.upcast(task)
             item = call.enter(context, current)
@@ -269,7 +273,7 @@ class RunningTasks:
             # What is wrong is said by a run that fails.
             return None
         run.context = context
-        if self._stats.is_watched:
+        if is_watched:
             # A listener may set context variables: no run has those of another.
             copy_context().run(self._stats.started, task)
         else:
@@ -278,7 +282,8 @@ class RunningTasks:
 
     async def execute_item(self, run: BatchRun, call: BatchCall) -> None:
         """Run it from its beginning to its end, with what may have to be waited for."""
-        context = self._enter(run)
+        context = self._context_of(run)
+        enter(context)
         self._stats.started(run.task)
         await self._conclude_item(run, self._execution.run(run, call.callee, context))
 
@@ -311,12 +316,10 @@ class RunningTasks:
         self._finish(run, outcome)
         run.end()
 
-    def _enter(self, run: BatchRun) -> TaskContext:
+    def _context_of(self, run: BatchRun) -> TaskContext:
         if run.deadline < self._next_sweep:
             self._sweep_soon()
-        context = TaskContext(run.task, run.timeout, self._services)
-        enter(context)
-        return context
+        return TaskContext(run.task, run.timeout, self._services)
 
     def batch_to_fill(
         self, can_claim: bool, is_draining: bool, is_stopping: bool
