@@ -16,6 +16,7 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `charts` | SVG paths from series of numbers |
 | `connections` | limits connections, and the time that a request may take to arrive |
 | `cookies` | the session, and the message that the next page shows |
+| `fleet_actions` | the actions on workers, queues, functions, limits and breakers |
 | `flow_graph` | the picture of a flow |
 | `flow_pages` | the pages of flows and events |
 | `flow_queries` | the reads of flows that pages and API share |
@@ -34,6 +35,7 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `rights` | what each role may do |
 | `sampler` | snapshots of the storage, shared by all pages and streams |
 | `search_connection` | a second connection to the storage, for searches |
+| `searches` | reads that may take long: a page shows what is there after a short time |
 | `server` | runs the application with uvicorn, for `omniq dashboard` |
 | `sorting` | the orders of tables |
 | `waterfall` | the waits and runs of a task as bars |
