@@ -82,7 +82,7 @@ async def queues(state: AppState, query: queries.NoQuery, path: dict[str, str]) 
 async def history(state: AppState, query: queries.HistoryQuery, path: dict[str, str]) -> Any:
     chosen = {"function": query.function, "queue": query.queue, "worker": query.worker}
     given = {name: text for name, text in chosen.items() if text is not None}
-    return plain(await queries.history_of(state, query.range, parts=True, **given))
+    return plain(await queries.history_of(state, query.range, parts=True, workers=True, **given))
 
 
 async def audit(state: AppState, query: queries.AuditQuery, path: dict[str, str]) -> Any:
