@@ -99,7 +99,7 @@ async def limits(state: AppState, query: queries.NoQuery, path: dict[str, str]) 
 
 
 async def flows(state: AppState, query: flow_queries.FlowsQuery, path: dict[str, str]) -> Any:
-    return {"flows": plain(await flow_queries.flows_of(state, query))}
+    return {"flows": plain((await flow_queries.flows_of(state, query))[0])}
 
 
 async def flow(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
@@ -107,7 +107,7 @@ async def flow(state: AppState, query: queries.NoQuery, path: dict[str, str]) ->
 
 
 async def events(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
-    return {"events": plain(await flow_queries.events_of(state))}
+    return {"events": plain((await flow_queries.events_of(state))[0])}
 
 
 async def schedules(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:

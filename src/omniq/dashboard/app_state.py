@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
+from math import inf
 from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
@@ -92,7 +93,7 @@ class AppState:
         Otherwise it is the result of the read before, or `default`; the read goes on for the next request.
         """
         entry = self._read(key, read, max_age)
-        await asyncio.wait((entry.future,), timeout=patience)
+        await asyncio.wait((entry.future,), timeout=None if patience == inf else patience)
         if entry.future.done():
             return cast(T, entry.future.result()), False
         return (default if entry.before is None else cast(T, entry.before)), True
