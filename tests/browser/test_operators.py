@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
 from omniq.dashboard import Access, Identity, Role
+from omniq.models import TaskResult, TaskStatus
+from omniq.outcomes import Succeeded
 from tests.browser.served import SECRET, bearer, dashboard_client, sign_in
 
 SUPPORT = "a secret of the support"
@@ -190,6 +193,50 @@ async def test_a_function_is_paused_with_a_reason_on_its_page_and_resumed(client
     assert "shop.say" in listed
     assert await queue.functions.paused() == []
     assert "act/functions/pause" in (await client.get("/functions/shop.say")).text
+
+
+@pytest.mark.parametrize(
+    ("noun", "name", "path"),
+    [("queue", "mail", "/queues/mail"), ("function", "shop.say", "/functions/shop.say")],
+)
+async def test_a_page_shows_who_paused_it_why_and_until_when(client, queue, noun, name, path):
+    await queue.options(queue="mail").enqueue("shop.say", "x")
+    token = await sign_in(client, SECRET)
+    fields = {"token": token, noun: name, "reason": "no power", "span": "2h", "back": path}
+    await client.post(f"/act/{noun}s/pause", data=fields)
+    page = (await client.get(path)).text
+    entries, _ = await queue.storage.audit_log()
+    (pause,) = await queue.storage.pauses()
+
+    assert (pause.name, pause.reason) == (name, "no power")
+    assert pause.until is not None
+    assert (entries[0].subject, entries[0].note) == (name, "no power")
+    head = page.partition("</h1>")[2].partition('<div class="acts">')[0]
+    assert "by operator" in head
+    assert ": no power" in head
+    assert "ends" in head
+    assert await queue.storage.reserve(1) == []
+
+
+async def test_a_list_of_tasks_shows_how_each_ended(client, queue, dead):
+    await dead("x", error="no such mailbox")
+    await queue.enqueue("shop.say", "y")
+    (task,) = await queue.storage.reserve(1)
+    now = queue.storage.clock.now()
+    started = now - timedelta(seconds=7)
+    result = TaskResult(
+        task_id=task.id,
+        status=TaskStatus.SUCCESS,
+        attempts=1,
+        started_at=started,
+        finished_at=now,
+    )
+    await queue.storage.record([Succeeded(task.id, task.token, result)])
+    await sign_in(client, SECRET)
+    page = (await client.get("/tasks")).text
+
+    assert "took 7.0 s" in page
+    assert "Boom: no such mailbox" in page
 
 
 async def test_the_slots_of_a_worker_are_changed_on_its_page(queue, client):

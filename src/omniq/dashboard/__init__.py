@@ -16,6 +16,7 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `charts` | SVG paths from series of numbers |
 | `connections` | limits connections, and the time that a request may take to arrive |
 | `cookies` | the session, and the message that the next page shows |
+| `endings` | how the tasks of a list ended |
 | `fleet_actions` | the actions on workers, queues, functions, limits and breakers |
 | `flow_graph` | the picture of a flow |
 | `flow_pages` | the pages of flows and events |

@@ -27,6 +27,7 @@ from omniq.dashboard.action_requests import (
     LimitKey,
     MuteGroup,
     PauseFunction,
+    PauseQueue,
     PurgeQueue,
     PutSchedule,
     QueueName,
@@ -333,7 +334,7 @@ ACTIONS = {
         Action("flows/cancel", "Cancel a flow and all of its nodes", FlowId, cancel_flow),
         Action("flows/retry", "Run nodes of a flow again", RetryFlow, retry_flow),
         Action("events/send", "Send an event to the task that waits for it", SendEvent, send_event),
-        Action("queues/pause", "Pause a queue", QueueName, fleet_actions.pause_queue),
+        Action("queues/pause", "Pause a queue", PauseQueue, fleet_actions.pause_queue),
         Action("queues/resume", "Resume a queue", QueueName, fleet_actions.resume_queue),
         Action(
             "functions/pause",
@@ -375,7 +376,7 @@ def parse_json(action: Action, body: bytes) -> ActionRequest:
 
 def parse_form(action: Action, fields: Iterable[tuple[str, str]]) -> ActionRequest:
     """The request in a submitted form: repeated `ids`, arguments as JSON, times in UTC."""
-    known = {field.name for field in msgspec.structs.fields(action.request_type)}
+    known = {field.encode_name for field in msgspec.structs.fields(action.request_type)}
     values: dict[str, Any] = {}
     for name, text in fields:
         if name not in known or not text:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from starlette.requests import Request
 
 from omniq.dashboard.authentication import Access, Sessions
+from omniq.dashboard.endings import Endings
 from omniq.dashboard.jobs import Jobs
 from omniq.dashboard.sampler import Sampler
 from omniq.dashboard.search_connection import SearchConnection
@@ -67,6 +68,7 @@ class AppState:
         self.sampler = Sampler(queue.storage)
         self.jobs = Jobs()
         self.searches = SearchConnection(queue.storage)
+        self.endings = Endings(queue.storage)
         self._cache: dict[Hashable, _CachedRead] = {}
 
     async def cached(
@@ -117,6 +119,7 @@ class AppState:
     async def close(self) -> None:
         """End all streams and jobs, and close the connections that the dashboard has opened."""
         await self.jobs.close()
+        await self.endings.close()
         await self.sampler.close()
         await self.searches.close()
 

@@ -29,6 +29,8 @@ class Endings:
         self._storage = storage
         self._known: dict[tuple[str, int], Ending] = {}
         self._slots = asyncio.Semaphore(_PARALLEL)
+        # The event loop alone would let go of reads that nothing waits for.
+        self._reading: set[asyncio.Future[list[BaseException | None]]] = set()
 
     async def of(self, tasks: Sequence[Task], patience: float) -> dict[str, Ending]:
         """What is known within `patience` seconds, by id; the other reads go on for the next request."""
@@ -36,9 +38,17 @@ class Endings:
         missing = [task for task in ended if (task.id, task.token) not in self._known]
         if missing:
             reading = asyncio.gather(*map(self._read, missing), return_exceptions=True)
+            self._reading.add(reading)
+            reading.add_done_callback(self._reading.discard)
             await asyncio.wait((reading,), timeout=patience)
         known = {task.id: self._known.get((task.id, task.token)) for task in ended}
         return {task_id: ending for task_id, ending in known.items() if ending is not None}
+
+    async def close(self) -> None:
+        """Stop all reads."""
+        for reading in tuple(self._reading):
+            reading.cancel()
+        await asyncio.gather(*self._reading, return_exceptions=True)
 
     async def _read(self, task: Task) -> None:
         key = (task.id, task.token)

@@ -55,11 +55,14 @@ async def function(request: Request) -> Response:
     await state.sampler.current()
     history = await queries.history_of(state, query.range, function=name, parts=True)
     pauses = await state.queue.functions.paused()
+    entries = await newest_entries(state)
     return page(
         request,
         "function.html",
         name=name,
         pause=next((each for each in pauses if each.function == name), None),
+        paused_by=last_of(entries, "functions/pause", name),
+        notes=about(entries, f"/functions/{name}", name),
         history=history,
         range_text=range_of(history.range).text,
         charts=history_charts(history),
@@ -82,6 +85,7 @@ async def queue(request: Request) -> Response:
             return await waiting_reasons(storage, name)
 
     entries = await newest_entries(state)
+    pauses = await state.cached("pauses", state.storage.pauses)
     reasons, searching = await state.soon(
         ("reasons", name),
         read_reasons,
@@ -94,6 +98,7 @@ async def queue(request: Request) -> Response:
         "queue.html",
         notes=about(entries, f"/queues/{name}", name),
         paused_by=last_of(entries, "queues/pause", name),
+        pause=next((each for each in pauses if each.queue == name), None),
         name=name,
         line=known.get(name, idle),
         history=history,
