@@ -74,7 +74,7 @@ async def fail_some(queue, *texts):
     return [handle.id for handle in handles]
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1024), ("dark", 390)])
 async def test_every_page_opens_in_both_schemes_and_on_a_phone_and_is_accessible(
     browser, shop, scheme, width
 ):

@@ -7,6 +7,7 @@ application to mount. Every request is refused until `Access` grants it a role.
 |---|---|
 | `action_requests` | the parameters of the actions |
 | `actions` | the actions of an operator, shared by the pages and the API |
+| `alerts` | posts problems to a webhook |
 | `api` | the JSON endpoints |
 | `app` | builds the application: routes, sign-in, error responses |
 | `app_state` | the objects that all handlers share, and a short-lived cache |

@@ -41,6 +41,7 @@ from omniq.dashboard.action_requests import (
     TaskIds,
     WorkerId,
 )
+from omniq.dashboard.alerts import WEBHOOK_VARIABLE
 from omniq.dashboard.app_state import AppState
 from omniq.dashboard.jobs import Verb
 from omniq.errors import InvalidValue, OmniqError, ScheduleNotFound, TaskNotFound
@@ -272,6 +273,13 @@ async def unmute_group(state: AppState, request: GroupId) -> ActionResult:
     return ActionResult(message="Group no longer muted")
 
 
+async def test_alerts(state: AppState, request: ActionRequest) -> ActionResult:
+    if state.alerts is None:
+        raise InvalidValue(f"no webhook: set {WEBHOOK_VARIABLE}")
+    await state.alerts.test()
+    return ActionResult(message=f"Test message posted to {state.alerts.host}")
+
+
 async def add_note(state: AppState, request: AddNote) -> ActionResult:
     return ActionResult(message="Note added")
 
@@ -298,6 +306,7 @@ ACTIONS = {
         Action("dead/mute", "Mute a group of dead letters", MuteGroup, mute_group, True),
         Action("dead/unmute", "End the mute of a group", GroupId, unmute_group, True),
         Action("notes/add", "Add a note about a page", AddNote, add_note, True),
+        Action("alerts/test", "Post a test message to the webhook", ActionRequest, test_alerts),
         Action("jobs/stop", "Stop a bulk change", JobId, stop_job),
         Action(
             "breakers/close", "Close a circuit breaker", BreakerName, fleet_actions.close_breaker

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 
+from omniq.dashboard.alerts import Alerts, webhook_of
 from omniq.dashboard.authentication import Access, Sessions
 from omniq.dashboard.endings import Endings
 from omniq.dashboard.jobs import Jobs
@@ -69,6 +70,8 @@ class AppState:
         self.jobs = Jobs()
         self.searches = SearchConnection(queue.storage)
         self.endings = Endings(queue.storage)
+        webhook = webhook_of()
+        self.alerts = Alerts(self.sampler, webhook) if webhook else None
         self._cache: dict[Hashable, _CachedRead] = {}
 
     async def cached(

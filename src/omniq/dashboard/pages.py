@@ -400,7 +400,7 @@ async def storage(request: Request) -> Response:
     findings = await state.cached("promises", lambda: check_storage(state.storage))
     settings = state.storage.settings
     shown = [(name, text, settings.sources[name]) for name, text in settings.shown().items()]
-    return page(request, "storage.html", findings=findings, settings=shown)
+    return page(request, "storage.html", findings=findings, settings=shown, alerts=state.alerts)
 
 
 async def reference(request: Request) -> Response:
