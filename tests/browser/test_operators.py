@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import timedelta
 
 import pytest
@@ -278,3 +279,27 @@ async def test_a_limit_is_changed_and_held_on_its_page(queue, client):
     assert "outage" in page
     assert "act/limits/release" in page
     assert (len(none), len(one), second.args) == (0, 1, ("y",))
+
+
+async def test_the_next_times_of_a_schedule_are_shown_before_it_is_added(client, queue):
+    await sign_in(client, SECRET)
+    typed = {
+        "id": "month-end",
+        "function": "shop.say",
+        "cron": "0 3 1 * *",
+        "tz": "Europe/Berlin",
+        "kwargs": '{"text": "now"}',
+        "overlap": "skip",
+    }
+    page = (await client.get("/schedules/new", params=typed)).text
+    wrong = await client.get("/schedules/new", params={"cron": "0 3 1 *", "id": "month-end"})
+
+    assert len(re.findall('datetime="[-0-9]{10}T0[12]:00:00', page)) == 5
+    assert "At 03:00 on the first day of every month, Europe/Berlin" in page
+    assert 'value="month-end"' in page
+    assert "{&#34;text&#34;: &#34;now&#34;}" in page
+    assert "<option selected>skip</option>" in page
+    assert wrong.status_code == 400
+    assert 'role="alert"' in wrong.text
+    assert 'value="0 3 1 *"' in wrong.text
+    assert await queue.schedules.list() == []

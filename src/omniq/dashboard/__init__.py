@@ -36,6 +36,7 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `rendering` | templates and their filters |
 | `rights` | what each role may do |
 | `sampler` | snapshots of the storage, shared by all pages and streams |
+| `schedule_form` | the form for a schedule, with a preview of its next times |
 | `search_connection` | a second connection to the storage, for searches |
 | `searches` | reads that may take long: a page shows what is there after a short time |
 | `server` | runs the application with uvicorn, for `omniq dashboard` |
