@@ -43,6 +43,11 @@
     return numbers.length < 4 ? [...numbers, 1] : numbers;
   };
   const over = (top, under) => [0, 1, 2].map((i) => top[i] * top[3] + under[i] * (1 - top[3]));
+  // The body has a gradient of two plain colours; outside of cards the colour is --ground.
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = "var(--ground)";
+  const bottom = parse(getComputedStyle(probe).color);
+  probe.remove();
   const ground = (element) => {
     const layers = [];
     for (let each = element; each; each = each.parentElement) {
@@ -50,10 +55,7 @@
       layers.push(colour);
       if (colour[3] === 1) break;
     }
-    // The body has a gradient of two plain colours; outside of cards the colour is --ground.
-    const root = getComputedStyle(document.documentElement).getPropertyValue("--ground").trim();
-    const hex = root.match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16));
-    return layers.reverse().reduce((under, layer) => over(layer, under), hex);
+    return layers.reverse().reduce((under, layer) => over(layer, under), bottom);
   };
   const light = (colour) => {
     const [r, g, b] = colour.slice(0, 3).map((part) => {

@@ -74,7 +74,7 @@ async def fail_some(queue, *texts):
     return [handle.id for handle in handles]
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1024), ("dark", 390)])
 async def test_every_page_opens_in_both_schemes_and_on_a_phone_and_is_accessible(
     browser, shop, scheme, width
 ):
@@ -391,3 +391,36 @@ async def test_a_result_appears_on_the_open_page_of_its_task(browser, shop):
         text = await page.inner_text("#result")
 
     assert "Result" in text
+
+
+async def test_paused_updates_leave_the_page_as_it_is_until_they_are_resumed(browser, shop):
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/tasks")
+        await page.wait_for_selector(".live[data-state=on]")
+        await page.click("[data-pause-updates]")
+        await shop.enqueue("shop.say", "later")
+        await page.wait_for_timeout(3_000)
+        paused = await page.locator("#rows tbody tr").count()
+        mark = await page.inner_text("#live-mark")
+        await page.click("[data-pause-updates]")
+        await page.wait_for_selector("#rows tbody tr")
+
+    assert (paused, mark) == (0, "updates paused")
+
+
+async def test_a_preview_of_a_schedule_does_not_send_the_token(browser, shop):
+    async with opened(browser, shop) as (page, address):
+        await page.goto(f"{address}/schedules/new")
+        await page.fill("input[name=cron]", "0 3 * * *")
+        await page.click("text=Preview the next times")
+        await page.wait_for_selector("text=At 03:00")
+        url = page.url
+        await page.fill("input[name=id]", "nightly")
+        await page.fill("input[name=function]", "shop.say")
+        await page.click("button:text-is('Add')")
+        await page.wait_for_url("**/schedules")
+    (stored,) = await shop.schedules.list()
+
+    assert "cron=" in url
+    assert "token" not in url
+    assert (stored.id, stored.cron) == ("nightly", "0 3 * * *")

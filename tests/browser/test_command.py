@@ -159,6 +159,16 @@ def test_a_port_in_use_is_one_line_of_error(start):
 
 
 @pytest.mark.timeout(120)
+def test_a_webhook_that_is_no_url_is_one_line_of_error_without_its_text(start):
+    process, _ = start(OMNIQ_DASHBOARD_OPERATOR=SECRET, OMNIQ_DASHBOARD_WEBHOOK="hooks.test/k-1")
+    _, err = process.communicate(timeout=30)
+
+    assert process.returncode == 2
+    assert "OMNIQ_DASHBOARD_WEBHOOK" in err
+    assert "k-1" not in err
+
+
+@pytest.mark.timeout(120)
 def test_an_open_stream_does_not_prevent_shutdown(start):
     process, line = start(OMNIQ_DASHBOARD_OPERATOR=SECRET)
     headers = {"authorization": f"Bearer {SECRET}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pkgutil import resolve_name
 
 import httpx
 import pytest
@@ -204,3 +205,33 @@ async def test_a_page_does_not_wait_for_a_slow_search_and_is_filled_in_later(
     for text in (refreshed.text, later):
         assert "shop.say</a>" in text
         assert "Searching…" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "read", "shown"),
+    [
+        ("/flows", "omniq.dashboard.flow_queries.list_flows", "No flows yet"),
+        ("/events", "omniq.dashboard.flow_queries.list_open_events", "No task waits for an event"),
+        ("/queues/mail", "omniq.dashboard.history_pages.waiting_reasons", "No worker is alive"),
+    ],
+)
+async def test_a_page_does_not_wait_for_a_slow_read_of_many_tasks(
+    queue, client, monkeypatch, path, read, shown
+):
+    await queue.options(queue="mail").enqueue("shop.say", "x")
+    gate = asyncio.Event()
+    original = resolve_name(read)
+
+    async def wait_for_the_gate(*args, **options):
+        await gate.wait()
+        return await original(*args, **options)
+
+    monkeypatch.setattr(read, wait_for_the_gate)
+    early = await page(client, path)
+    gate.set()
+    refreshed = await client.get(path, headers={**bearer(), "omniq-parts": "x"})
+
+    assert "Searching…" in early
+    assert shown not in early
+    assert shown in refreshed.text
+    assert "Searching…" not in refreshed.text

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from datetime import timedelta
 
 import pytest
 
 from omniq.dashboard import Access, Identity, Role
+from omniq.models import TaskResult, TaskStatus
+from omniq.outcomes import Succeeded
 from tests.browser.served import SECRET, bearer, dashboard_client, sign_in
 
 SUPPORT = "a secret of the support"
@@ -192,6 +196,50 @@ async def test_a_function_is_paused_with_a_reason_on_its_page_and_resumed(client
     assert "act/functions/pause" in (await client.get("/functions/shop.say")).text
 
 
+@pytest.mark.parametrize(
+    ("noun", "name", "path"),
+    [("queue", "mail", "/queues/mail"), ("function", "shop.say", "/functions/shop.say")],
+)
+async def test_a_page_shows_who_paused_it_why_and_until_when(client, queue, noun, name, path):
+    await queue.options(queue="mail").enqueue("shop.say", "x")
+    token = await sign_in(client, SECRET)
+    fields = {"token": token, noun: name, "reason": "no power", "span": "2h", "back": path}
+    await client.post(f"/act/{noun}s/pause", data=fields)
+    page = (await client.get(path)).text
+    entries, _ = await queue.storage.audit_log()
+    (pause,) = await queue.storage.pauses()
+
+    assert (pause.name, pause.reason) == (name, "no power")
+    assert pause.until is not None
+    assert (entries[0].subject, entries[0].note) == (name, "no power")
+    head = page.partition("</h1>")[2].partition('<div class="acts">')[0]
+    assert "by operator" in head
+    assert ": no power" in head
+    assert "ends" in head
+    assert await queue.storage.reserve(1) == []
+
+
+async def test_a_list_of_tasks_shows_how_each_ended(client, queue, dead):
+    await dead("x", error="no such mailbox")
+    await queue.enqueue("shop.say", "y")
+    (task,) = await queue.storage.reserve(1)
+    now = queue.storage.clock.now()
+    started = now - timedelta(seconds=7)
+    result = TaskResult(
+        task_id=task.id,
+        status=TaskStatus.SUCCESS,
+        attempts=1,
+        started_at=started,
+        finished_at=now,
+    )
+    await queue.storage.record([Succeeded(task.id, task.token, result)])
+    await sign_in(client, SECRET)
+    page = (await client.get("/tasks")).text
+
+    assert "took 7.0 s" in page
+    assert "Boom: no such mailbox" in page
+
+
 async def test_the_slots_of_a_worker_are_changed_on_its_page(queue, client):
     worker = queue.storage.owner
     await queue.storage.renew(lease=60, concurrency=4)
@@ -231,3 +279,27 @@ async def test_a_limit_is_changed_and_held_on_its_page(queue, client):
     assert "outage" in page
     assert "act/limits/release" in page
     assert (len(none), len(one), second.args) == (0, 1, ("y",))
+
+
+async def test_the_next_times_of_a_schedule_are_shown_before_it_is_added(client, queue):
+    await sign_in(client, SECRET)
+    typed = {
+        "id": "month-end",
+        "function": "shop.say",
+        "cron": "0 3 1 * *",
+        "tz": "Europe/Berlin",
+        "kwargs": '{"text": "now"}',
+        "overlap": "skip",
+    }
+    page = (await client.get("/schedules/new", params=typed)).text
+    wrong = await client.get("/schedules/new", params={"cron": "0 3 1 *", "id": "month-end"})
+
+    assert len(re.findall('datetime="[-0-9]{10}T0[12]:00:00', page)) == 5
+    assert "At 03:00 on the first day of every month, Europe/Berlin" in page
+    assert 'value="month-end"' in page
+    assert "{&#34;text&#34;: &#34;now&#34;}" in page
+    assert "<option selected>skip</option>" in page
+    assert wrong.status_code == 400
+    assert 'role="alert"' in wrong.text
+    assert 'value="0 3 1 *"' in wrong.text
+    assert await queue.schedules.list() == []

@@ -53,7 +53,7 @@ async def test_the_parts_are_those_of_the_chosen_function_or_queue(storage, cloc
     await _store(storage, clock, 240, succeeded=1)
     await _store(storage, clock, 300, succeeded=2, queue="web")
     await _store(storage, clock, 360, failed=4, func="shop.other")
-    everything = await run_history(storage, RANGES["1h"], parts=True)
+    everything = await run_history(storage, RANGES["1h"], parts=True, workers=True)
     of_function = await run_history(storage, RANGES["1h"], function="shop.say", parts=True)
 
     assert {name: each.runs for name, each in everything.functions.items()} == {
@@ -64,6 +64,24 @@ async def test_the_parts_are_those_of_the_chosen_function_or_queue(storage, cloc
     assert list(everything.workers) == [storage.owner]
     assert {name: each.runs for name, each in of_function.queues.items()} == {"mail": 1, "web": 2}
     assert await known_names(storage) == (["shop.other", "shop.say"], ["mail", "web"])
+
+
+@pytest.mark.parametrize("name", ["15m", "1h", "6h", "24h"])
+async def test_the_parts_are_the_same_by_the_hour_as_by_the_minute(storage, clock, name):
+    for ago in range(120, RANGES[name].seconds + 7_200, 180):
+        await _store(storage, clock, ago, succeeded=ago % 7, failed=1, run=[0, ago % 7], wait=[1])
+        if ago % 7 < 3:
+            await _store(
+                storage, clock, ago, func="shop.other", queue="web", retried=2, seconds=0.5
+            )
+        await storage.merge_run_counts()
+    by_hour = await run_history(storage, RANGES[name], parts=True)
+    by_minute = await run_history(storage, RANGES[name], parts=True, workers=True)
+
+    assert len(by_hour.functions) == 2
+    assert by_hour.functions == by_minute.functions
+    assert by_hour.queues == by_minute.queues
+    assert by_hour.points == by_minute.points
 
 
 def test_an_unknown_range_is_refused_with_the_known_ones():

@@ -16,7 +16,7 @@ app = Group(
     "limits", "List the limits that all workers share; change, reset, hold and release them."
 )
 
-_UNKNOWN = "no task that runs, and none of the first 1,000 that wait, has this limit; omniq limits lists those in use"
+_UNKNOWN = "no task that runs, and none of the newest 1,000 that wait, has this limit; omniq limits lists those in use"
 
 Keys = Annotated[list[str], Argument(metavar="KEY", help="Keys of limits.")]
 

@@ -7,6 +7,7 @@ application to mount. Every request is refused until `Access` grants it a role.
 |---|---|
 | `action_requests` | the parameters of the actions |
 | `actions` | the actions of an operator, shared by the pages and the API |
+| `alerts` | posts problems to a webhook |
 | `api` | the JSON endpoints |
 | `app` | builds the application: routes, sign-in, error responses |
 | `app_state` | the objects that all handlers share, and a short-lived cache |
@@ -16,6 +17,7 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `charts` | SVG paths from series of numbers |
 | `connections` | limits connections, and the time that a request may take to arrive |
 | `cookies` | the session, and the message that the next page shows |
+| `endings` | how the tasks of a list ended |
 | `fleet_actions` | the actions on workers, queues, functions, limits and breakers |
 | `flow_graph` | the picture of a flow |
 | `flow_pages` | the pages of flows and events |
@@ -34,6 +36,7 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `rendering` | templates and their filters |
 | `rights` | what each role may do |
 | `sampler` | snapshots of the storage, shared by all pages and streams |
+| `schedule_form` | the form for a schedule, with a preview of its next times |
 | `search_connection` | a second connection to the storage, for searches |
 | `searches` | reads that may take long: a page shows what is there after a short time |
 | `server` | runs the application with uvicorn, for `omniq dashboard` |

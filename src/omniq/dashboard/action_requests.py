@@ -31,6 +31,22 @@ class ActionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         values = [getattr(self, name, None) for name in names]
         return " ".join(_shortened(value) for value in values if value)
 
+    @property
+    def remark(self) -> str:
+        """What the operator wrote, for the audit event."""
+        return self.note
+
+
+class TimedRequest(ActionRequest, frozen=True, kw_only=True):
+    """An action with a reason, and for how long, such as `2h`; without that, until it is ended."""
+
+    why: Annotated[str, Meta(max_length=500)] = msgspec.field(default="", name="reason")
+    span: Annotated[str, Meta(max_length=64)] = ""
+
+    @property
+    def remark(self) -> str:
+        return self.note or self.why
+
 
 class TaskIds(ActionRequest, frozen=True, kw_only=True):
     """Tasks, by id."""
@@ -126,17 +142,22 @@ class QueueName(ActionRequest, frozen=True, kw_only=True):
     queue: Id
 
 
+class PauseQueue(TimedRequest, frozen=True, kw_only=True):
+    """A queue to pause, why, and for how long, such as `2h`; without that, until it is resumed."""
+
+    queue: Id
+
+
 class FunctionName(ActionRequest, frozen=True, kw_only=True):
     """A function, by path or name."""
 
     function: Text
 
 
-class PauseFunction(FunctionName, frozen=True, kw_only=True):
-    """A function, why it is paused, and for how long, such as `2h`; without that, until it is resumed."""
+class PauseFunction(TimedRequest, frozen=True, kw_only=True):
+    """A function to pause, why, and for how long, such as `2h`; without that, until it is resumed."""
 
-    reason: Annotated[str, Meta(max_length=500)] = ""
-    span: Annotated[str, Meta(max_length=64)] = ""
+    function: Text
 
 
 class PurgeQueue(QueueName, frozen=True, kw_only=True):
@@ -170,11 +191,10 @@ class SetLimit(LimitKey, frozen=True, kw_only=True):
     rate: Text | None = None
 
 
-class HoldLimit(LimitKey, frozen=True, kw_only=True):
-    """A limit that is to admit nothing; `span` is for how long, such as 2h."""
+class HoldLimit(TimedRequest, frozen=True, kw_only=True):
+    """A limit that is to admit nothing, why, and for how long; without that, until it is released."""
 
-    span: Text | None = None
-    reason: Annotated[str, Meta(max_length=500)] = ""
+    key: Text
 
 
 class ScheduleId(ActionRequest, frozen=True, kw_only=True):

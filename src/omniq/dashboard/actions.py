@@ -27,6 +27,7 @@ from omniq.dashboard.action_requests import (
     LimitKey,
     MuteGroup,
     PauseFunction,
+    PauseQueue,
     PurgeQueue,
     PutSchedule,
     QueueName,
@@ -40,6 +41,7 @@ from omniq.dashboard.action_requests import (
     TaskIds,
     WorkerId,
 )
+from omniq.dashboard.alerts import WEBHOOK_VARIABLE
 from omniq.dashboard.app_state import AppState
 from omniq.dashboard.jobs import Verb
 from omniq.errors import InvalidValue, OmniqError, ScheduleNotFound, TaskNotFound
@@ -271,6 +273,13 @@ async def unmute_group(state: AppState, request: GroupId) -> ActionResult:
     return ActionResult(message="Group no longer muted")
 
 
+async def test_alerts(state: AppState, request: ActionRequest) -> ActionResult:
+    if state.alerts is None:
+        raise InvalidValue(f"no webhook: set {WEBHOOK_VARIABLE}")
+    await state.alerts.test()
+    return ActionResult(message=f"Test message posted to {state.alerts.host}")
+
+
 async def add_note(state: AppState, request: AddNote) -> ActionResult:
     return ActionResult(message="Note added")
 
@@ -297,6 +306,7 @@ ACTIONS = {
         Action("dead/mute", "Mute a group of dead letters", MuteGroup, mute_group, True),
         Action("dead/unmute", "End the mute of a group", GroupId, unmute_group, True),
         Action("notes/add", "Add a note about a page", AddNote, add_note, True),
+        Action("alerts/test", "Post a test message to the webhook", ActionRequest, test_alerts),
         Action("jobs/stop", "Stop a bulk change", JobId, stop_job),
         Action(
             "breakers/close", "Close a circuit breaker", BreakerName, fleet_actions.close_breaker
@@ -333,7 +343,7 @@ ACTIONS = {
         Action("flows/cancel", "Cancel a flow and all of its nodes", FlowId, cancel_flow),
         Action("flows/retry", "Run nodes of a flow again", RetryFlow, retry_flow),
         Action("events/send", "Send an event to the task that waits for it", SendEvent, send_event),
-        Action("queues/pause", "Pause a queue", QueueName, fleet_actions.pause_queue),
+        Action("queues/pause", "Pause a queue", PauseQueue, fleet_actions.pause_queue),
         Action("queues/resume", "Resume a queue", QueueName, fleet_actions.resume_queue),
         Action(
             "functions/pause",
@@ -375,7 +385,7 @@ def parse_json(action: Action, body: bytes) -> ActionRequest:
 
 def parse_form(action: Action, fields: Iterable[tuple[str, str]]) -> ActionRequest:
     """The request in a submitted form: repeated `ids`, arguments as JSON, times in UTC."""
-    known = {field.name for field in msgspec.structs.fields(action.request_type)}
+    known = {field.encode_name for field in msgspec.structs.fields(action.request_type)}
     values: dict[str, Any] = {}
     for name, text in fields:
         if name not in known or not text:

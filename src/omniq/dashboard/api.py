@@ -82,7 +82,7 @@ async def queues(state: AppState, query: queries.NoQuery, path: dict[str, str]) 
 async def history(state: AppState, query: queries.HistoryQuery, path: dict[str, str]) -> Any:
     chosen = {"function": query.function, "queue": query.queue, "worker": query.worker}
     given = {name: text for name, text in chosen.items() if text is not None}
-    return plain(await queries.history_of(state, query.range, parts=True, **given))
+    return plain(await queries.history_of(state, query.range, parts=True, workers=True, **given))
 
 
 async def audit(state: AppState, query: queries.AuditQuery, path: dict[str, str]) -> Any:
@@ -99,7 +99,7 @@ async def limits(state: AppState, query: queries.NoQuery, path: dict[str, str]) 
 
 
 async def flows(state: AppState, query: flow_queries.FlowsQuery, path: dict[str, str]) -> Any:
-    return {"flows": plain(await flow_queries.flows_of(state, query))}
+    return {"flows": plain((await flow_queries.flows_of(state, query))[0])}
 
 
 async def flow(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
@@ -107,7 +107,7 @@ async def flow(state: AppState, query: queries.NoQuery, path: dict[str, str]) ->
 
 
 async def events(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:
-    return {"events": plain(await flow_queries.events_of(state))}
+    return {"events": plain((await flow_queries.events_of(state))[0])}
 
 
 async def schedules(state: AppState, query: queries.NoQuery, path: dict[str, str]) -> Any:

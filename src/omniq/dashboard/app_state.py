@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
+from math import inf
 from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 
+from omniq.dashboard.alerts import Alerts, webhook_of
 from omniq.dashboard.authentication import Access, Sessions
+from omniq.dashboard.endings import Endings
 from omniq.dashboard.jobs import Jobs
 from omniq.dashboard.sampler import Sampler
 from omniq.dashboard.search_connection import SearchConnection
@@ -66,6 +69,9 @@ class AppState:
         self.sampler = Sampler(queue.storage)
         self.jobs = Jobs()
         self.searches = SearchConnection(queue.storage)
+        self.endings = Endings(queue.storage)
+        webhook = webhook_of()
+        self.alerts = Alerts(self.sampler, webhook) if webhook else None
         self._cache: dict[Hashable, _CachedRead] = {}
 
     async def cached(
@@ -92,7 +98,7 @@ class AppState:
         Otherwise it is the result of the read before, or `default`; the read goes on for the next request.
         """
         entry = self._read(key, read, max_age)
-        await asyncio.wait((entry.future,), timeout=patience)
+        await asyncio.wait((entry.future,), timeout=None if patience == inf else patience)
         if entry.future.done():
             return cast(T, entry.future.result()), False
         return (default if entry.before is None else cast(T, entry.before)), True
@@ -116,6 +122,7 @@ class AppState:
     async def close(self) -> None:
         """End all streams and jobs, and close the connections that the dashboard has opened."""
         await self.jobs.close()
+        await self.endings.close()
         await self.sampler.close()
         await self.searches.close()
 

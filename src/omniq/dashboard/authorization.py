@@ -52,7 +52,7 @@ async def perform_authorized(
         await audit.record(subject, actions.outcome_of(error))
         raise
     outcome = f"{result.done} done, {len(result.refused)} refused"
-    await audit.record(subject, outcome, parameters.note, is_effect=action.is_entry)
+    await audit.record(subject, outcome, parameters.remark, is_effect=action.is_entry)
     return result
 
 

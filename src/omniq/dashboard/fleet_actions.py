@@ -9,6 +9,7 @@ from omniq.dashboard.action_requests import (
     HoldLimit,
     LimitKey,
     PauseFunction,
+    PauseQueue,
     QueueName,
     SetLimit,
     SetSlots,
@@ -41,7 +42,7 @@ async def reset_limit(state: AppState, request: LimitKey) -> ActionResult:
 
 async def hold_limit(state: AppState, request: HoldLimit) -> ActionResult:
     until = seconds_in(request.span) if request.span else None
-    is_known = await state.queue.limits.hold(request.key, reason=request.reason, until=until)
+    is_known = await state.queue.limits.hold(request.key, reason=request.why, until=until)
     return ActionResult(message=f"Limit {request.key} admits no task{'' if is_known else _UNNAMED}")
 
 
@@ -69,8 +70,9 @@ async def set_slots(state: AppState, request: SetSlots) -> ActionResult:
     return ActionResult(message=f"Worker {request.id} has {slots} from its next heartbeat on")
 
 
-async def pause_queue(state: AppState, request: QueueName) -> ActionResult:
-    await state.storage.pause_queue(request.queue)
+async def pause_queue(state: AppState, request: PauseQueue) -> ActionResult:
+    until = seconds_in(request.span) if request.span else None
+    await state.queue.queues.pause(request.queue, reason=request.why, until=until)
     return ActionResult(message=f"Queue {request.queue} paused")
 
 
@@ -81,7 +83,7 @@ async def resume_queue(state: AppState, request: QueueName) -> ActionResult:
 
 async def pause_function(state: AppState, request: PauseFunction) -> ActionResult:
     until = seconds_in(request.span) if request.span else None
-    await state.queue.functions.pause(request.function, reason=request.reason, until=until)
+    await state.queue.functions.pause(request.function, reason=request.why, until=until)
     return ActionResult(message=f"Function {request.function} paused")
 
 

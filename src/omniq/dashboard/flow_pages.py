@@ -9,7 +9,7 @@ from starlette.routing import Route
 from omniq.dashboard import flow_queries, queries
 from omniq.dashboard.app_state import state_of
 from omniq.dashboard.flow_graph import flow_graph
-from omniq.dashboard.rendering import page
+from omniq.dashboard.rendering import page, patience_of
 
 
 async def flows(request: Request) -> Response:
@@ -17,8 +17,8 @@ async def flows(request: Request) -> Response:
     state = state_of(request)
     query = queries.parse_query(flow_queries.FlowsQuery, request.query_params.multi_items())
     await state.sampler.current()
-    found = await flow_queries.flows_of(state, query)
-    return page(request, "flows.html", flows=found, limit=query.limit)
+    found, searching = await flow_queries.flows_of(state, query, patience_of(request))
+    return page(request, "flows.html", flows=found, limit=query.limit, searching=searching)
 
 
 async def flow(request: Request) -> Response:
@@ -26,9 +26,15 @@ async def flow(request: Request) -> Response:
     state, flow_id = state_of(request), request.path_params["flow_id"]
     await state.sampler.current()
     info, nodes = await flow_queries.flow_of(state, flow_id)
-    events = await flow_queries.events_of(state, flow_id)
+    events, searching = await flow_queries.events_of(state, flow_id, patience_of(request))
     return page(
-        request, "flow.html", flow=info, nodes=nodes, graph=flow_graph(nodes), events=events
+        request,
+        "flow.html",
+        flow=info,
+        nodes=nodes,
+        graph=flow_graph(nodes),
+        events=events,
+        searching=searching,
     )
 
 
@@ -36,7 +42,8 @@ async def events(request: Request) -> Response:
     """The events that tasks wait for, with a form for the value of each."""
     state = state_of(request)
     await state.sampler.current()
-    return page(request, "events.html", events=await flow_queries.events_of(state))
+    found, searching = await flow_queries.events_of(state, patience=patience_of(request))
+    return page(request, "events.html", events=found, searching=searching)
 
 
 ROUTES = tuple(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from omniq.dashboard.app_state import AppState
@@ -27,14 +29,18 @@ class FlowsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     limit: Size = 100
 
 
-async def flows_of(state: AppState, query: FlowsQuery) -> list[FlowInfo]:
-    """The newest flows, newest first."""
+async def flows_of(
+    state: AppState, query: FlowsQuery, patience: float = inf
+) -> tuple[list[FlowInfo], bool]:
+    """The newest flows, newest first, and whether they are still read after `patience` seconds."""
 
     async def read() -> list[FlowInfo]:
         async with state.searches.use() as storage:
             return await list_flows(storage, query.limit)
 
-    return await state.cached(("flows", query.limit), read, max_age=_MAX_AGE)
+    none: list[FlowInfo] = []
+    key = ("flows", query.limit)
+    return await state.soon(key, read, none, max_age=_MAX_AGE, patience=patience)
 
 
 async def flow_of(state: AppState, flow_id: str) -> tuple[FlowInfo, list[NodeInfo]]:
@@ -47,11 +53,14 @@ async def flow_of(state: AppState, flow_id: str) -> tuple[FlowInfo, list[NodeInf
     return await state.cached(("flow", flow_id), read, max_age=_MAX_AGE)
 
 
-async def events_of(state: AppState, flow_id: str = "") -> list[EventInfo]:
-    """The events that were not sent yet, of one flow if it is given."""
+async def events_of(
+    state: AppState, flow_id: str = "", patience: float = inf
+) -> tuple[list[EventInfo], bool]:
+    """The events that were not sent yet, of one flow if it is given, and whether they are still read."""
 
     async def read() -> list[EventInfo]:
         async with state.searches.use() as storage:
             return await list_open_events(storage, _MAX_EVENTS, below=flow_id)
 
-    return await state.cached(("events", flow_id), read, max_age=_MAX_AGE)
+    none: list[EventInfo] = []
+    return await state.soon(("events", flow_id), read, none, max_age=_MAX_AGE, patience=patience)

@@ -13,10 +13,10 @@ from omniq.dashboard import queries
 from omniq.dashboard.app_state import state_of
 from omniq.dashboard.operator_notes import about, last_of, newest_entries
 from omniq.dashboard.pages import history_charts
-from omniq.dashboard.rendering import page
+from omniq.dashboard.rendering import page, patience_of
 from omniq.operations.overview import QueueInfo
 from omniq.operations.run_history import RANGES, RunFigures, range_of
-from omniq.operations.waiting_reasons import waiting_reasons
+from omniq.operations.waiting_reasons import WaitingReasons, waiting_reasons
 
 _SORTS: dict[str, tuple[str, Callable[[RunFigures], float]]] = {
     "runs": ("most runs", lambda each: each.runs),
@@ -55,11 +55,14 @@ async def function(request: Request) -> Response:
     await state.sampler.current()
     history = await queries.history_of(state, query.range, function=name, parts=True)
     pauses = await state.queue.functions.paused()
+    entries = await newest_entries(state)
     return page(
         request,
         "function.html",
         name=name,
         pause=next((each for each in pauses if each.function == name), None),
+        paused_by=last_of(entries, "functions/pause", name),
+        notes=about(entries, f"/functions/{name}", name),
         history=history,
         range_text=range_of(history.range).text,
         charts=history_charts(history),
@@ -77,22 +80,32 @@ async def queue(request: Request) -> Response:
     if name not in known and not history.total.runs and snapshot.overview.counted_at:
         raise HTTPException(404, f"no queue {name} has tasks, is paused, or had a run recently")
 
-    async def read_reasons() -> object:
+    async def read_reasons() -> WaitingReasons:
         async with state.searches.use() as storage:
             return await waiting_reasons(storage, name)
 
     entries = await newest_entries(state)
+    pauses = await state.cached("pauses", state.storage.pauses)
+    reasons, searching = await state.soon(
+        ("reasons", name),
+        read_reasons,
+        WaitingReasons({}, 0),
+        max_age=5.0,
+        patience=patience_of(request),
+    )
     return page(
         request,
         "queue.html",
         notes=about(entries, f"/queues/{name}", name),
         paused_by=last_of(entries, "queues/pause", name),
+        pause=next((each for each in pauses if each.queue == name), None),
         name=name,
         line=known.get(name, idle),
         history=history,
         range_text=range_of(history.range).text,
         charts=history_charts(history),
-        reasons=await state.cached(("reasons", name), read_reasons, max_age=5.0),
+        reasons=reasons,
+        searching=searching,
     )
 
 

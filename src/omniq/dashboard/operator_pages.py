@@ -9,14 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from omniq.cron import describe_cron
-from omniq.dashboard import bulk_jobs, queries, searches
+from omniq.dashboard import bulk_jobs, queries, schedule_form, searches
 from omniq.dashboard.app_state import state_of
 from omniq.dashboard.jobs import VERBS, Verb
 from omniq.dashboard.rendering import page
-from omniq.models import Schedule
 from omniq.operations.limits import limits_of
-from omniq.operations.redaction import without_secrets
 
 _TASK_VERBS: tuple[Verb, ...] = ("retry", "cancel", "run-now", "delete")
 _DEAD_VERBS: tuple[Verb, ...] = ("retry-dead", "delete-dead")
@@ -113,31 +110,6 @@ async def enqueue(request: Request) -> Response:
     )
 
 
-async def edit_schedule(request: Request) -> Response:
-    """The form for a new schedule, or for one that exists, with its next times."""
-    state = state_of(request)
-    await state.sampler.current()
-    schedule_id = request.path_params.get("schedule_id", "")
-    schedule: Schedule | None = None
-    upcoming: tuple[Any, ...] = ()
-    if schedule_id:
-        schedule = await state.queue.schedules.get(schedule_id)
-        if schedule is None:
-            raise HTTPException(404, f"no schedule {schedule_id}")
-        upcoming = tuple(await state.queue.schedules.upcoming(schedule_id, 5))
-    safe = None if schedule is None else without_secrets(schedule.task)
-    return page(
-        request,
-        "schedule.html",
-        args=[] if safe is None else list(safe.args),
-        kwargs={} if safe is None else safe.kwargs,
-        schedule=schedule,
-        upcoming=upcoming,
-        words=describe_cron(schedule.cron) if schedule is not None and schedule.cron else "",
-        functions=await searches.known_functions(state),
-    )
-
-
 async def audit(request: Request) -> Response:
     """The actions of operators, newest first."""
     state = state_of(request)
@@ -156,8 +128,8 @@ ROUTES = tuple(
         ("/jobs", jobs),
         ("/jobs/{job_id}", job),
         ("/limits", limits),
-        ("/schedules/new", edit_schedule),
-        ("/schedules/{schedule_id}/edit", edit_schedule),
+        ("/schedules/new", schedule_form.edit_schedule),
+        ("/schedules/{schedule_id}/edit", schedule_form.edit_schedule),
         ("/audit", audit),
     )
 )

@@ -51,6 +51,7 @@ from omniq.text.to_json import plain
 
 _WINDOWS = (60.0, 180.0, 300.0, 600.0, 900.0)
 _MAX_STEPS = 100
+_ENDINGS_PATIENCE = 0.05
 _MAX_CHUNKS = 500
 _MAX_UPCOMING = 6
 
@@ -162,6 +163,7 @@ async def tasks(request: Request) -> Response:
     snapshot, functions = await asyncio.gather(
         state.sampler.current(), searches.functions_soon(state, patience)
     )
+    endings = await state.endings.of(found.tasks, min(patience, _ENDINGS_PATIENCE))
     kept = {name: text for name, text in given if text and name != "cursor"}
     text = queries.search_text(query)
     tab = {"q": text} if text else {}
@@ -189,7 +191,7 @@ async def tasks(request: Request) -> Response:
         ],
         qualifiers=QUALIFIERS,
         bulk=urlencode({**tab, **({"status": query.status} if query.status else {})}),
-        rows=[queries.task_row(task) for task in found.tasks],
+        rows=[queries.task_row(task, endings.get(task.id)) for task in found.tasks],
     )
 
 
@@ -370,6 +372,7 @@ async def queues(request: Request) -> Response:
     sort, order = chosen_sort(QUEUE_SORTS, query.sort)
     lines = [(line, history.queues.get(line.name)) for line in snapshot.overview.queues]
     entries = await newest_entries(state)
+    pauses = await state.cached("pauses", state.storage.pauses)
     return page(
         request,
         "queues.html",
@@ -382,6 +385,7 @@ async def queues(request: Request) -> Response:
             for line, _ in lines
             if line.paused and (entry := last_of(entries, "queues/pause", line.name))
         },
+        pauses={each.queue: each for each in pauses if each.queue},
         figures=history.queues,
         sparks=sparks,
         spark_top=spark_top,
@@ -396,7 +400,7 @@ async def storage(request: Request) -> Response:
     findings = await state.cached("promises", lambda: check_storage(state.storage))
     settings = state.storage.settings
     shown = [(name, text, settings.sources[name]) for name, text in settings.shown().items()]
-    return page(request, "storage.html", findings=findings, settings=shown)
+    return page(request, "storage.html", findings=findings, settings=shown, alerts=state.alerts)
 
 
 async def reference(request: Request) -> Response:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from omniq.dashboard.app_state import AppState
+from omniq.dashboard.endings import Ending
 from omniq.errors import InvalidValue
 from omniq.models import DeadLetter, Progress, Schedule, Task, TaskStatus, WorkerInfo
 from omniq.operations.health import live_workers
@@ -245,21 +246,24 @@ def search_text(query: TasksQuery) -> str:
 
 
 class TaskRow(msgspec.Struct, frozen=True):
-    """A task in a list: its arguments on one line, without secrets."""
+    """A task in a list: its arguments on one line, without secrets, and how it ended."""
 
     task: Task
     arguments: str
+    ending: Ending
 
 
-def task_row(task: Task) -> TaskRow:
+def task_row(task: Task, ending: Ending | None) -> TaskRow:
     """The task with its arguments as a short text."""
+    ending = ending or Ending()
     if not task.is_verified:
-        return TaskRow(task, "")
+        return TaskRow(task, "", ending)
     safe = without_secrets(task)
     parts = [_short(value) for value in safe.args]
     parts += [f"{name}={_short(value)}" for name, value in safe.kwargs.items()]
     text = ", ".join(parts)
-    return TaskRow(task, text if len(text) <= _MAX_ARGUMENTS else f"{text[:_MAX_ARGUMENTS]}…")
+    text = text if len(text) <= _MAX_ARGUMENTS else f"{text[:_MAX_ARGUMENTS]}…"
+    return TaskRow(task, text, ending)
 
 
 def _short(value: Any) -> str:

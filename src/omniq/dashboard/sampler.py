@@ -61,7 +61,7 @@ class Sampler:
 
     def __init__(self, storage: BaseStorage, *, interval: float = INTERVAL) -> None:
         self._storage = storage
-        self._clock = storage.clock
+        self.clock = storage.clock
         self._monitor = Monitor(storage)
         self._min_interval = interval
         self._interval = interval
@@ -80,11 +80,11 @@ class Sampler:
 
     async def current(self) -> Snapshot:
         """A snapshot that is at most one interval old; the latest one if the storage is slow."""
-        self._requested_at = self._clock.monotonic()
+        self._requested_at = self.clock.monotonic()
         self._start_loop()
         if self._latest is None:
             await asyncio.shield(self._refresh())
-        elif self._clock.monotonic() - self._refreshed_at >= self._interval:
+        elif self.clock.monotonic() - self._refreshed_at >= self._interval:
             await asyncio.wait((self._refresh(),), timeout=_PAGE_TIMEOUT)
         if self._latest is None:
             raise self._failure or StorageClosed("the dashboard has been closed")
@@ -98,7 +98,7 @@ class Sampler:
     @property
     def age(self) -> float:
         """Seconds since the latest snapshot was taken."""
-        return max(0.0, self._clock.monotonic() - self._taken_at)
+        return max(0.0, self.clock.monotonic() - self._taken_at)
 
     @property
     def stale_after(self) -> float:
@@ -145,9 +145,9 @@ class Sampler:
             self._loop_task = asyncio.get_running_loop().create_task(self._run_loop())
 
     async def _run_loop(self) -> None:
-        while (idle := self._clock.monotonic() - self._requested_at) < _STOP_AFTER or self.watchers:
+        while (idle := self.clock.monotonic() - self._requested_at) < _STOP_AFTER or self.watchers:
             is_watched = self.watchers or idle < _IDLE_AFTER
-            await self._clock.sleep(
+            await self.clock.sleep(
                 self._interval if is_watched else max(self._interval, _IDLE_INTERVAL)
             )
             await asyncio.wait((self._refresh(),))
@@ -160,7 +160,7 @@ class Sampler:
         return self._refresh_task
 
     async def _take_snapshot(self) -> None:
-        began, changes = self._clock.monotonic(), self._changes
+        began, changes = self.clock.monotonic(), self._changes
         try:
             self._latest = await self._read()
         except OmniqError as error:
@@ -171,7 +171,7 @@ class Sampler:
             # Retry soon, so that there is a new snapshot when the storage responds again.
             self._interval = self._min_interval
             return
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         was_failing, self._failure = self._failure is not None, None
         self._taken_at = now
         pause = 0.0 if was_failing else _MIN_PAUSE_FACTOR * (now - began)

@@ -106,10 +106,10 @@ async def serve(
     server = _Server(config)
     if not uses_links:
         print_line(f"{root}/")
-        await asyncio.gather(server.serve([listener]), _end_streams(server, state))
+        await _run(server, listener, state)
         return
     with _links_on_request(lambda: print_line(f"{root}/login?token={state.sessions.new_link()}")):
-        await asyncio.gather(server.serve([listener]), _end_streams(server, state))
+        await _run(server, listener, state)
 
 
 @contextmanager
@@ -141,6 +141,17 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except ValueError:
         return False
+
+
+async def _run(server: uvicorn.Server, listener: socket.socket, state: AppState) -> None:
+    """Serve until the server stops; meanwhile post alerts to the webhook, if there is one."""
+    posting = None if state.alerts is None else asyncio.create_task(state.alerts.run())
+    try:
+        await asyncio.gather(server.serve([listener]), _end_streams(server, state))
+    finally:
+        if posting is not None:
+            posting.cancel()
+            await asyncio.gather(posting, return_exceptions=True)
 
 
 async def _end_streams(server: uvicorn.Server, state: AppState) -> None:

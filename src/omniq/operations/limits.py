@@ -11,18 +11,19 @@ import msgspec
 from omniq.clock import from_micros, to_micros
 from omniq.gate_rules import FOREVER, GateState, Special, ask_again_at, gates_of, room
 from omniq.models import Limit, Task, TaskStatus
+from omniq.operations.newest import newest_tasks
 from omniq.storage.base import BaseStorage
 from omniq.text.to_json import JsonRecord
 
 _RUNNING, _RATE = "running:", "rate:"
-_MAX_READ = 1_000
+_MAX_READ, _MAX_SCANS = 1_000, 10
 
 
 class LimitInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     """A running limit or a rate limit that all workers share.
 
     `running`: the ids of the tasks that hold it. `started`: the starts that its rate counts. `waiting`:
-    how many waiting tasks have this limit, of the first 1,000 of each status. `full`: it admits no task now; `opens_at`:
+    how many waiting tasks have this limit, of the newest 1,000 of each status. `full`: it admits no task now; `opens_at`:
     when it does again, if that is a matter of time. The numbers that it allows, `max_running` and
     `rate` starts in `per` seconds, are in the tasks: they are None if no task that runs or waits has
     this limit.
@@ -47,7 +48,7 @@ class LimitInfo(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_named(self) -> bool:
-        """Whether a task has it: one that runs, that its rate counts, or of the first 1,000 that wait."""
+        """Whether a task has it: one that runs, that its rate counts, or of the newest 1,000 that wait."""
         return bool(self.running or self.started or self.waiting)
 
 
@@ -55,10 +56,10 @@ async def limits_of(storage: BaseStorage) -> list[LimitInfo]:
     """Every limit that a claimed or a waiting task has named, sorted by key."""
     states = await storage.gates()
     now = storage.clock.now()
-    live = await storage.list_tasks(status=TaskStatus.RUNNING, limit=_MAX_READ)
+    live = await _newest(storage, TaskStatus.RUNNING)
     waiting = [
-        *await storage.list_tasks(status=TaskStatus.PENDING, limit=_MAX_READ),
-        *await storage.list_tasks(status=TaskStatus.RETRYING, limit=_MAX_READ),
+        *await _newest(storage, TaskStatus.PENDING),
+        *await _newest(storage, TaskStatus.RETRYING),
     ]
     rules = _rules([*live, *waiting])
     counts = Counter(key for task in waiting for key in {limit.key for limit in task.limits})
@@ -67,6 +68,10 @@ async def limits_of(storage: BaseStorage) -> list[LimitInfo]:
         _limit(name, rules.get(name, ()), states, counts[name], now)
         for name in sorted(names | rules.keys())
     ]
+
+
+async def _newest(storage: BaseStorage, status: TaskStatus) -> list[Task]:
+    return await newest_tasks(storage, _MAX_READ, status=status, max_scans=_MAX_SCANS)
 
 
 def _rules(tasks: Iterable[Task]) -> dict[str, tuple[Limit, ...]]:

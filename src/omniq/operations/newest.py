@@ -29,11 +29,18 @@ async def newest_tasks(
     queue: str | None = None,
     func_path: str | None = None,
     task_type: str | None = None,
+    max_scans: int | None = None,
 ) -> list[Task]:
-    """The newest tasks that match, newest first. Scans until `limit` are found, however long it takes."""
+    """The newest tasks that match, newest first.
+
+    Scans until `limit` are found, however long it takes, or until it has made `max_scans` scans, each of a
+    bounded number of records.
+    """
     found: list[Task] = []
     cursor: str | None = None
-    while len(found) < limit:
+    scans = 0
+    while len(found) < limit and (max_scans is None or scans < max_scans):
+        scans += 1
         scan = await storage.scan_tasks(
             status=status,
             queue=queue,

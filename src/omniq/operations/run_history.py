@@ -103,7 +103,7 @@ class HistoryPoint(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
 class History(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     """The figures of a time range: in total, at each point, and by function, queue and worker.
 
-    The current minute is left out. `versions` are those that were first started in the range.
+    The current minute is left out. `workers` are those of ranges up to 24 hours, if they were asked for. `versions` are those that were first started in the range.
     """
 
     range: str
@@ -134,17 +134,27 @@ async def run_history(
     queue: str | None = None,
     worker: str | None = None,
     parts: bool = False,
+    workers: bool = False,
 ) -> History:
     """The history of a range: of all runs, or of one function, queue or worker.
 
-    With `parts`, also the sum of each function, queue and worker.
+    With `parts`, also the sum of each function and queue; with `workers`, that of each worker too, which reads
+    more.
     """
     until = _floor(storage.clock.now(), 60)
     since = _floor(until - timedelta(seconds=span.seconds), span.step)
-    chosen = function is not None or queue is not None or worker is not None
+    chosen = function is not None or queue is not None
+    # The counts per hour do not say which worker ran what.
+    by_hour = parts and not (workers or chosen or worker or span.hours)
     periods = await storage.run_counts(
-        since, until, hours=span.hours, only_totals=not chosen and not parts
+        since,
+        until,
+        hours=span.hours,
+        only_totals=by_hour or not (parts or chosen or worker),
+        function=function,
+        queue=queue,
     )
+    summed = await _by_hour(storage, since, until) if by_hour else periods
     counts_of = _choice(function, queue, worker)
     points: dict[int, RunCounts] = {}
     total = RunCounts()
@@ -170,8 +180,17 @@ async def run_history(
             for start in starts
         ),
         versions=tuple(each for each in versions if each.started_at >= since),
-        **(_parts(periods, function, queue) if parts else {}),
+        **(_parts(summed, function, queue) if parts else {}),
     )
+
+
+async def _by_hour(storage: BaseStorage, since: datetime, until: datetime) -> list[PeriodCounts]:
+    """The counts of a range, of its whole hours by the hour: they are many fewer than the minutes."""
+    first = _floor(since + timedelta(seconds=3_599), 3_600)
+    if first >= until:
+        return await storage.run_counts(since, until)
+    head = await storage.run_counts(since, first)
+    return [*head, *await storage.run_counts(first, until, hours=True)]
 
 
 def _choice(

@@ -11,9 +11,10 @@ from omniq.errors import TaskNotFound
 from omniq.models import Task, TaskStatus
 from omniq.operations.explain import explain
 from omniq.operations.health import due_time
+from omniq.operations.newest import newest_tasks
 from omniq.storage.base import BaseStorage
 
-_CHECKED = 500
+_CHECKED, _MAX_SCANS = 500, 10
 _EXPLAINED = 12
 """Tasks that are explained, each for all that are alike: an explanation costs several reads."""
 
@@ -26,12 +27,15 @@ class WaitingReasons(msgspec.Struct, frozen=True):
 
 
 async def waiting_reasons(storage: BaseStorage, queue: str) -> WaitingReasons:
-    """The reasons of the first waiting tasks of the queue: 500 that are pending, and 500 that are retried."""
+    """The reasons of the newest waiting tasks of the queue: up to 500 that are pending, and 500 that are retried."""
     now = storage.clock.now()
     alike: dict[object, list[Task]] = {}
     checked = 0
     for status in (TaskStatus.PENDING, TaskStatus.RETRYING):
-        for task in await storage.list_tasks(status=status, queue=queue, limit=_CHECKED):
+        newest = await newest_tasks(
+            storage, _CHECKED, status=status, queue=queue, max_scans=_MAX_SCANS
+        )
+        for task in newest:
             alike.setdefault(_kind(task, now), []).append(task)
             checked += 1
     counts: Counter[str] = Counter()

@@ -374,16 +374,26 @@ class Inspection:
         return await self._opened.gates()
 
     async def run_counts(
-        self, since: datetime, until: datetime, *, hours: bool = False, only_totals: bool = False
+        self,
+        since: datetime,
+        until: datetime,
+        *,
+        hours: bool = False,
+        only_totals: bool = False,
+        function: str | None = None,
+        queue: str | None = None,
     ) -> list[PeriodCounts]:
         """Return how runs ended in each minute from `since` on, before `until`; with `hours`, in each hour.
 
-        Periods without runs are left out. With `only_totals`, so are functions and workers, which is faster.
+        Periods without runs are left out. With `only_totals`, so are functions and workers, which is faster. With
+        `function` or `queue`, the other functions or queues are left out; the totals still count them.
 
         Y4. A minute that a worker has stored is in it, merged or not, in order of time.
         """
         bounds = [to_micros(instant) // 1_000_000 for instant in (since, until)]
-        return await self._opened.run_counts(*bounds, hours=hours, only_totals=only_totals)
+        return await self._opened.run_counts(
+            *bounds, hours=hours, only_totals=only_totals, function=function, queue=queue
+        )
 
     async def versions(self) -> list[Version]:
         """Return the versions that workers have started with, in the order of their first start."""

@@ -148,12 +148,25 @@ class OperatorEngine(EngineBase):
         return await self._transact(run_history.purge)
 
     async def run_counts(
-        self, since: int, until: int, *, hours: bool, only_totals: bool
+        self,
+        since: int,
+        until: int,
+        *,
+        hours: bool,
+        only_totals: bool,
+        function: str | None,
+        queue: str | None,
     ) -> list[PeriodCounts]:
         """The counts of the periods between two seconds since 1970."""
         return await self._read(
             lambda section: run_history.read(
-                section, since, until, hours=hours, only_totals=only_totals
+                section,
+                since,
+                until,
+                hours=hours,
+                only_totals=only_totals,
+                function=function,
+                queue=queue,
             )
         )
 

@@ -12,7 +12,7 @@ can change the history, but this affects nothing else.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -20,7 +20,7 @@ from omniq.clock import to_micros
 from omniq.models import AuditEntry, EndedWorker, Version
 from omniq.serialization import encode_internal, lenient_decoder
 from omniq.storage.backend import ANY, Changes, Document, DocumentChange, DocumentQuery, Section
-from omniq.storage.run_counts import PeriodCounts, RunCounts
+from omniq.storage.run_counts import FunctionCounts, PeriodCounts, RunCounts
 
 KIND, VERSION, ENDED, AUDIT = "run_counts", "version", "ended_worker", "audit"
 """The kinds of the documents."""
@@ -54,6 +54,27 @@ class _OnlyTotal(msgspec.Struct, array_like=True):
 
 
 _decode_total = lenient_decoder(_OnlyTotal, None)
+
+
+class _RawLine(msgspec.Struct, array_like=True):
+    """`FunctionCounts` with counts that are decoded only if they are wanted."""
+
+    func_path: str
+    queue: str
+    counts: msgspec.Raw
+
+
+class _RawLines(msgspec.Struct, array_like=True):
+    """`PeriodCounts` with such lines."""
+
+    start: int
+    total: RunCounts
+    functions: list[_RawLine] = []
+    workers: dict[str, RunCounts] = {}
+
+
+_decode_lines = lenient_decoder(_RawLines, None)
+_decode_counts = lenient_decoder(RunCounts, None)
 
 
 def new_counts(owner: str, minutes: Sequence[PeriodCounts], now: int) -> list[DocumentChange]:
@@ -150,27 +171,31 @@ async def purge(section: Section) -> int:
 
 
 async def read(
-    section: Section, since: int, until: int, *, hours: bool, only_totals: bool
+    section: Section,
+    since: int,
+    until: int,
+    *,
+    hours: bool,
+    only_totals: bool,
+    function: str | None = None,
+    queue: str | None = None,
 ) -> list[PeriodCounts]:
     """The counts of the periods from that of `since` until before `until`, in order of time."""
     size, tier = (HOUR, _HOURS) if hours else (MINUTE, _MINUTES)
     since -= since % size
+    decode = _decoder(only_totals, function, queue)
     # New counts are read first: those that are merged meanwhile are recognized by their owners.
     new = await _between(section, _NEW, since, until)
     periods: dict[int, PeriodCounts] = {}
     owners: dict[int, set[str]] = {}
     for document in await _between(section, tier, since, until):
-        if only_totals:
-            short = _decode_total(document.data)
-            counts = None if short is None else PeriodCounts(short.start, short.total)
-        else:
-            counts = _decode(document.data)
+        counts = decode(document.data)
         if counts is not None:
             periods[counts.start] = counts
     if new and (hours or only_totals):
         owners = await _merged_owners(section, new)
     for document in new:
-        counts = _decode(document.data)
+        counts = decode(document.data)
         if counts is None or not since <= counts.start < until:
             continue
         owner = document.key.rpartition(":")[2]
@@ -184,6 +209,36 @@ async def read(
             workers = {} if hours else {owner: counts.total}
             period.add(msgspec.structs.replace(counts, workers=workers))
     return [periods[start] for start in sorted(periods)]
+
+
+def _decoder(
+    only_totals: bool, function: str | None, queue: str | None
+) -> Callable[[bytes], PeriodCounts | None]:
+    """The fastest decoder of what is wanted."""
+    if only_totals:
+        return _total_of
+    if function is None and queue is None:
+        return _decode
+    return lambda data: _lines_of(data, function, queue)
+
+
+def _total_of(data: bytes) -> PeriodCounts | None:
+    short = _decode_total(data)
+    return None if short is None else PeriodCounts(short.start, short.total)
+
+
+def _lines_of(data: bytes, function: str | None, queue: str | None) -> PeriodCounts | None:
+    """The period with the lines of one function or queue only."""
+    raw = _decode_lines(data)
+    if raw is None:
+        return None
+    lines = [
+        FunctionCounts(line.func_path, line.queue, counts)
+        for line in raw.functions
+        if function in (None, line.func_path) and queue in (None, line.queue)
+        if (counts := _decode_counts(bytes(line.counts))) is not None
+    ]
+    return PeriodCounts(raw.start, raw.total, lines, raw.workers)
 
 
 async def _merged_owners(section: Section, new: Iterable[Document]) -> dict[int, set[str]]:

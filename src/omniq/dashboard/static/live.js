@@ -16,6 +16,7 @@
   let takenAt = 0;
   let staleAfter = 6;
   let isHeld = false;
+  let isPaused = false;
 
   const exact = new Intl.DateTimeFormat(undefined, {
     year: "numeric", month: "short", day: "numeric",
@@ -41,7 +42,7 @@
   }
 
   function showState(text, state) {
-    if (!mark) return;
+    if (!mark || (isPaused && state === "on")) return;
     if (mark.textContent !== text) mark.textContent = text;
     mark.dataset.state = state;
   }
@@ -63,14 +64,14 @@
   }
 
   function showAge() {
-    if (!mark || !takenAt || mark.dataset.state === "off") return;
+    if (!mark || !takenAt || isPaused || mark.dataset.state === "off") return;
     const age = (performance.now() - takenAt) / 1000;
     if (age > staleAfter) showState(`data is ${Math.round(age)} s old`, "stale");
     else if (mark.dataset.state === "stale") showState("live", "on");
   }
 
   async function refresh() {
-    if (busy) return;
+    if (busy || isPaused) return;
     busy = true;
     try {
       const live = [...document.querySelectorAll("[data-live]")];
@@ -182,7 +183,19 @@
     if (event.target.closest("[data-cancel]")) event.target.closest("details").open = false;
     if (event.target.closest("[data-shortcuts]")) shortcuts.showModal();
     if (event.target.closest("[data-theme-toggle]")) nextTheme();
+    if (event.target.closest("[data-pause-updates]")) pauseUpdates();
   });
+
+  // Updates can be paused, so that what is read stays where it is.
+  const pauseButton = document.querySelector("[data-pause-updates]");
+  if (pauseButton && !refreshNever) pauseButton.hidden = false;
+
+  function pauseUpdates() {
+    isPaused = !isPaused;
+    pauseButton.textContent = isPaused ? "Resume updates" : "Pause updates";
+    pauseButton.setAttribute("aria-pressed", String(isPaused));
+    if (isPaused) { stop(); showState("updates paused", "stale"); } else { showState("live", "on"); version = null; refresh(); listen(); }
+  }
 
   // Theme: that of the system, light or dark.
   const toggle = document.querySelector("[data-theme-toggle]");
@@ -248,7 +261,7 @@
 
   document.addEventListener("visibilitychange", () => {
     // A browser has few connections per site: a hidden page closes its stream.
-    if (document.hidden) { stop(); } else if (mark) { version = null; refresh(); listen(); }
+    if (document.hidden) { stop(); } else if (mark && !isPaused) { version = null; refresh(); listen(); }
   });
 
   localise(document);

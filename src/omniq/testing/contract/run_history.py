@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -174,11 +175,13 @@ def _entry(clock: ManualClock, subject: str) -> AuditEntry:
     )
 
 
-_KINDS: tuple[dict[str, bool], ...] = (
+_KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"hours": True},
     {"only_totals": True},
     {"hours": True, "only_totals": True},
+    {"function": "a"},
+    {"hours": True, "queue": "default"},
 )
 
 
@@ -198,7 +201,7 @@ def _version(clock: ManualClock, code: str) -> Version:
 
 
 async def _read(
-    storage: BaseStorage, clock: ManualClock, days: int = 1, **kind: bool
+    storage: BaseStorage, clock: ManualClock, days: int = 1, **kind: Any
 ) -> list[PeriodCounts]:
     now: datetime = clock.now()
     return await storage.run_counts(now - timedelta(days=days), now + timedelta(minutes=1), **kind)
