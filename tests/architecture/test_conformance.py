@@ -74,6 +74,7 @@ ONE_BACKEND = {
     },
     "sqlite": {
         "damaged_rows": "columns are checked by the database, and a program may turn that off",
+        "forks": "SQLite remembers locks of the process, which a forked child does not have",
         "lanes": "a claim merges the ready tasks of its functions, each read in order by an index",
         "store_record": "the leases are in a second file, which the store must recognise",
         "tables": "the statements that read and write rows, and the columns of a row",
