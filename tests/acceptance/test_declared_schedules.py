@@ -25,6 +25,7 @@ def nightly():
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.deep_on("1")
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_worker_stores_and_fires_the_schedules_of_its_modules(
     folder: Path, queue: TaskQueue, run_worker, processes: str

@@ -27,7 +27,7 @@ def test_start_times_count_the_starts_of_a_task_and_record_the_newest(tmp_path):
     assert start_times.times(4) == [start_times.started_at(2), start_times.started_at(0)]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(120)
 def test_a_drain_of_omniq_runs_every_task_once():
     with open_store("sqlite-os") as store:

@@ -178,6 +178,7 @@ ENDS = {
 
 
 @pytest.mark.fault("F43")
+@pytest.mark.deep_on("no login", "no rights", "no database")
 @pytest.mark.parametrize("spell", SPELLS)
 async def test_a_refusal_that_passes_ends_no_pool_and_costs_no_task(spell: str) -> None:
     counts.clear()

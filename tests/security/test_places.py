@@ -402,6 +402,7 @@ async def test_root_opens_a_store_of_another_user_only_if_the_settings_say_so(ki
 
 @pytest.mark.security("S47")
 @pytest.mark.timeout(120)
+@pytest.mark.deep_on("one")
 @pytest.mark.parametrize("start", [[], ["--processes", "2"]], ids=["one", "two"])
 def test_a_file_in_the_current_folder_does_not_take_the_place_of_a_package(start, tmp_path):
     """All names that a worker imports, each as a file that would leave a mark if it was imported."""

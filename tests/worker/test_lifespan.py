@@ -460,6 +460,7 @@ def test_the_fixture_for_tests_takes_a_lifespan_and_middleware(omniq_queue: Manu
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.deep_on("1")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_command_enters_it_in_each_process_and_leaves_it_after_sigterm(
     start_worker, url, log, tmp_path, processes
