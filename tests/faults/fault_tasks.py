@@ -42,7 +42,7 @@ def take_the_lock(number: int) -> int:
 
 @task(executor="process", max_retries=1)
 def eat_memory(megabytes: int) -> int:
-    # The kernel kills the largest process of the group, which after many tests may be the test's.
+    # The kernel then kills this process, and not the worker.
     Path("/proc/self/oom_score_adj").write_text("1000")
     eaten = bytearray(megabytes << 20)
     eaten[::4096] = b"x" * len(eaten[::4096])
