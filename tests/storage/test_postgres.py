@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from omniq.models import (
     DeadLetter,
     Limit,
     Progress,
+    Runnable,
     Schedule,
     TaskResult,
     TaskStatus,
@@ -582,6 +584,50 @@ async def test_a_claim_reads_as_much_among_two_thousand_queues_as_among_twenty(s
         )
 
         assert await lookups_of_claims() <= few * 1.5
+
+
+@pytest.mark.parametrize("functions", [4, 40])
+async def test_a_claim_gets_what_its_owner_can_run_and_nothing_else(schema, functions):
+    draw = random.Random(functions)
+    modules = ["a", "a.b", "a0", "ab", "b.c", "c"]
+    names = [f"{draw.choice(modules)}.f{number}" for number in range(functions)]
+    queues = ["default", "q", "r"]
+    tasks = [a_task(func_path=name, queue=queue) for name in names for queue in queues]
+    async with schema.new_storage() as storage:
+        await storage.enqueue_many(tasks)
+
+        for _ in range(15):
+            runnable = Runnable(
+                modules=tuple(draw.sample(modules, draw.randrange(4))),
+                names=frozenset(draw.sample([*names, "0.none", "z.none"], draw.randrange(6))),
+                excluded=frozenset(draw.sample(names, draw.randrange(4))),
+            )
+            asked = draw.choice([None, ["q"], ["default", "r"]])
+            claimed = await storage.reserve(len(tasks), queues=asked, runnable=runnable)
+            wanted = [task for task in tasks if runnable.accepts(task.func_path)]
+            await storage.record([Released(task.id, task.token) for task in claimed])
+
+            assert set(ids(claimed)) == {
+                task.id for task in wanted if asked is None or task.queue in asked
+            }
+
+
+async def test_a_claim_reads_as_much_for_fifty_modules_as_for_those_that_have_tasks(schema):
+    others = some_tasks("abcdefgh", func_path="other.task", priority=1)
+    async with schema.new_storage() as storage:
+
+        async def lookups_of_claims(*modules):
+            await storage.reserve(1, runnable=Runnable(modules=modules))
+            before = await _index_reads(storage)
+            for _ in range(5):
+                assert len(await storage.reserve(2, runnable=Runnable(modules=modules))) == 2
+            return await _index_reads(storage) - before
+
+        plain = [a_task(func_path=f"m{each}.run") for each in (10, 30) for _ in range(20)]
+        await storage.enqueue_many([*others, *plain])
+        few = await lookups_of_claims("m10", "m30")
+
+        assert await lookups_of_claims(*[f"m{each}" for each in range(50)]) <= few * 1.5
 
 
 async def test_both_writers_have_the_same_planner_settings(schema):

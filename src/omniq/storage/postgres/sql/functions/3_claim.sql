@@ -17,6 +17,8 @@ DECLARE
     c_few CONSTANT int := 16;
     v_is_only boolean;
     v_count int;
+    v_lows text[] COLLATE "C";
+    v_highs text[] COLLATE "C";
 BEGIN
     -- All names are read from the far end of the index, where claims leave no dead entries.
     IF cardinality(p_wanted.lows) = 1 THEN
@@ -42,21 +44,26 @@ BEGIN
             RETURN;
         END IF;
     END IF;
+    -- A worker that names its functions may have sent them behind its modules.
+    SELECT array_agg(low ORDER BY low COLLATE "C"), array_agg(high ORDER BY low COLLATE "C")
+    INTO v_lows, v_highs FROM unnest(p_wanted.lows, p_wanted.highs) AS ranges (low, high);
     IF p_wanted.queues IS NULL THEN
-        -- Skip from one lane to the next in the index: one lookup for each lane, not for each task.
-        WITH RECURSIVE found (low, func_path, queue) AS (
-            SELECT low, last.* FROM unnest(p_wanted.lows, p_wanted.highs) AS ranges (low, high), LATERAL (
-                SELECT func_path, queue FROM {schema}.live
-                WHERE place = p_place AND place < 2 AND func_path >= low AND func_path < high
-                ORDER BY func_path DESC, queue DESC LIMIT 1
-            ) AS last
+        -- Skip from one lane to the next in the index, or over all that stand between two ranges: one lookup for each lane
+        -- and gap, not for each task, nor for each function that the worker could run.
+        WITH RECURSIVE found (func_path, queue, high) AS (
+            SELECT v_highs[cardinality(v_highs)], '' COLLATE "C", '' COLLATE "C"
             UNION ALL
-            SELECT low, next.* FROM found, LATERAL (
+            SELECT CASE WHEN last.func_path < around.high THEN last.func_path ELSE around.high END,
+                CASE WHEN last.func_path < around.high THEN last.queue ELSE '' END,
+                around.high
+            FROM found, LATERAL (
                 SELECT live.func_path, live.queue FROM {schema}.live
-                WHERE place = p_place AND place < 2 AND live.func_path >= low
+                WHERE place = p_place AND place < 2 AND live.func_path >= v_lows[1]
                     AND (live.func_path, live.queue) < (found.func_path, found.queue)
                 ORDER BY live.func_path DESC, live.queue DESC LIMIT 1
-            ) AS next
+            ) AS last, LATERAL (
+                SELECT v_highs[width_bucket(last.func_path, v_lows)] AS high
+            ) AS around
         )
         SELECT
             coalesce(array_agg(queue) FILTER (WHERE is_wanted), '{}'),
@@ -64,39 +71,39 @@ BEGIN
         INTO queues, functions, v_count
         FROM (
             SELECT func_path, queue, func_path <> ALL (p_wanted.excluded) AND queue <> ALL (p_paused) AS is_wanted
-            FROM found LIMIT CASE WHEN cardinality(p_paused) = 0 THEN c_few + 1 END
+            FROM found WHERE func_path < high LIMIT CASE WHEN cardinality(p_paused) = 0 THEN c_few + 1 END
         ) AS first;
         IF v_count <= c_few OR cardinality(p_paused) > 0 THEN
             RETURN;
         END IF;
     END IF;
-    WITH RECURSIVE found (low, func_path) AS (
-        SELECT low, last.* FROM unnest(p_wanted.lows, p_wanted.highs) AS ranges (low, high), LATERAL (
-            SELECT func_path FROM {schema}.live
-            WHERE place = p_place AND place < 2 AND func_path >= low AND func_path < high
-            ORDER BY func_path DESC LIMIT 1
-        ) AS last
+    WITH RECURSIVE found (func_path, high) AS (
+        SELECT v_highs[cardinality(v_highs)], '' COLLATE "C"
         UNION ALL
-        SELECT low, next.* FROM found, LATERAL (
+        SELECT least(last.func_path, around.high), around.high
+        FROM found, LATERAL (
             SELECT live.func_path FROM {schema}.live
-            WHERE place = p_place AND place < 2 AND live.func_path >= low
+            WHERE place = p_place AND place < 2 AND live.func_path >= v_lows[1]
                 AND live.func_path < found.func_path
             ORDER BY live.func_path DESC LIMIT 1
-        ) AS next
+        ) AS last, LATERAL (
+            SELECT v_highs[width_bucket(last.func_path, v_lows)] AS high
+        ) AS around
     )
     SELECT coalesce(array_agg(given.queue), '{}'), coalesce(array_agg(found.func_path), '{}')
     INTO queues, functions
     FROM found, unnest(coalesce(p_wanted.queues, '{default,NULL}')) AS given (queue), LATERAL (
-        SELECT WHERE given.queue IS NULL
+        -- Which of them have tasks is found out when they are read.
+        SELECT WHERE p_wanted.queues IS NULL
         UNION ALL
         (
             SELECT FROM {schema}.live
-            WHERE place = p_place AND place < 2 AND live.func_path = found.func_path
-                AND live.queue = given.queue AND given.queue <> ALL (p_paused)
+            WHERE p_wanted.queues IS NOT NULL AND place = p_place AND place < 2
+                AND live.func_path = found.func_path AND live.queue = given.queue AND given.queue <> ALL (p_paused)
             LIMIT 1
         )
     ) AS lane
-    WHERE found.func_path <> ALL (p_wanted.excluded);
+    WHERE found.func_path < found.high AND found.func_path <> ALL (p_wanted.excluded);
 END $$;
 
 -- The first tasks of these lanes behind a position, in claim order. A lane without a queue is that of all but `default`.
