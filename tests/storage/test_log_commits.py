@@ -216,6 +216,45 @@ async def test_a_commit_that_was_not_stored_is_appended_again(records, clock, fa
         assert await storage.count_waiting() == 1
 
 
+class OutageBehindAnAppend(MemoryLog):
+    """The first append is stored and its reply is lost; before the log answers again, its commits are trimmed."""
+
+    def __init__(self, records, clock):
+        super().__init__(records, clock)
+        self.is_out = False
+
+    async def append(self, number, data):
+        is_stored = await super().append(number, data)
+        if number == 1 and is_stored:
+            self.is_out = True
+            raise StorageError("the reply was lost")
+        return is_stored
+
+    async def read(self, first):
+        if not self.is_out:
+            return await super().read(first)
+        self.is_out = False
+        other = Replica(MemoryLog(self._records, self._clock), "other", self._clock)
+        await other.load()
+        self._records.kept = 0
+        await other.save(*other.snapshot())
+        raise StorageError("the log does not answer")
+
+
+async def test_a_commit_that_may_have_been_stored_before_the_log_was_trimmed_is_not_made_again(
+    records, clock
+):
+    """The second attempt is refused: by the commit of the first."""
+    replica = Replica(OutageBehindAnAppend(records, clock), "a", clock)
+    await replica.load()
+    replica.begin()
+    replica.tables.set_document("kind", "key", Document("kind", "key", b"x"))
+    with pytest.raises(StorageError, match="may have been stored"):
+        await replica.commit()
+
+    assert replica.tables.document("kind", "key") is not None
+
+
 async def test_an_outage_is_an_error_and_leaves_the_committed_state(records, clock, monkeypatch):
     monkeypatch.setattr("omniq.storage.log.replica._PAUSES", (0, 0))
     log = FailingLog(records, clock)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -98,7 +100,15 @@ class Fleet:
             self.bucket.time += self.random.choice(JUMPS) * SECOND
 
 
+class NoThreads(ThreadPoolExecutor):
+    """The threads of a model's event loop. The time that one takes would decide the order of the steps, not the seed."""
+
+    def submit(self, *args: Any, **options: Any) -> NoReturn:
+        raise AssertionError(f"a step of the model would wait for a thread: {args}")
+
+
 async def play(random: Random) -> None:
+    asyncio.get_running_loop().set_default_executor(NoThreads())
     fleet = Fleet(random, processes=random.choice((2, 3)), lost=random.choice((0, 0.1)))
     await fleet.run(commits=4)
     for process in fleet.processes:

@@ -78,19 +78,21 @@ class Maintenance:
 
     async def run(self) -> None:
         """Repeat all activities, each at its interval."""
+        # Together where that is often enough: a storage that commits in batches reads once for all of them.
+        together, apart = [self.recover], []
         if self._recover_every < _FLOWS_EVERY:
-            recovery = [
-                self._every(self._recover_every, self.recover),
-                self._every(_FLOWS_EVERY, self.advance_flows),
-            ]
+            apart.append(self._every(_FLOWS_EVERY, self.advance_flows))
         else:
-            # At the same time: a storage that commits in batches reads once for both.
-            recovery = [self._every(self._recover_every, self.recover, self.advance_flows)]
+            together.append(self.advance_flows)
+        if _FLOWS_EVERY <= self._recover_every <= _PAUSES_EVERY:
+            together.append(self.resume_due)
+        else:
+            apart.append(self._every(_PAUSES_EVERY, self.resume_due))
         await asyncio.gather(
-            *recovery,
+            self._every(self._recover_every, *together),
+            *apart,
             self._every(max(self._lease, _PURGE_EVERY), self.purge),
             self._every(_ORPHANS_EVERY, self.purge_orphans),
-            self._every(_PAUSES_EVERY, self.resume_due),
             self._every(_PROGRESS_EVERY, self.store_progress),
             self._every(_BREAKERS_EVERY, self._alerts.check_breakers),
             self._every(_WORKERS_EVERY, self._alerts.check_workers),

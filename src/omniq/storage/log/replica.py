@@ -146,10 +146,13 @@ class Replica:
         """
         commit = self._new_commit()
         data = encode_commit(commit)
+        may_be_stored = False
         for pause in _PAUSES:
             is_won = await self._append(data)
             if not is_won:
-                is_won = await self._look_for(commit.id, is_refused=is_won is False)
+                # What refuses a later attempt may be the commit of an earlier one.
+                may_be_stored = may_be_stored or is_won is None
+                is_won = await self._look_for(commit.id, may_be_stored=may_be_stored)
             if is_won:
                 self.tables.end()
                 self.competes = False
@@ -190,16 +193,18 @@ class Replica:
             self._failure = error
             return None
 
-    async def _look_for(self, commit_id: str, *, is_refused: bool) -> bool | None:
+    async def _look_for(self, commit_id: str, *, may_be_stored: bool) -> bool | None:
         """Whether the next commit of the log is that one; if it is another, follow it. None for none."""
         try:
             records = await self._log.read(self.number + 1)
         except Trimmed as error:
             # This process was suspended for too long.
             await self.load()
-            if is_refused:
-                return False
-            raise StorageError("the log was trimmed; the change may have been stored") from error
+            if may_be_stored:
+                raise StorageError(
+                    "the log was trimmed; the change may have been stored"
+                ) from error
+            return False
         except StorageRefused:
             raise
         except StorageError as error:
