@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+from random import Random
 
 import pytest
 
 from omniq import AsyncTaskQueue
-from omniq.dashboard.sampler import INTERVAL, Sampler
+from omniq.dashboard.sampler import INTERVAL, Point, Sampler
 from omniq.storage.memory import MemoryStorage
 from omniq.testing.clock import ManualClock
 from omniq.testing.faults import FaultyStorage
@@ -76,6 +77,26 @@ async def test_an_unchanged_overview_costs_little(queue, client):
 
     # Every two seconds: at most 2 kB a second.
     assert len(sent) <= 4_000
+
+
+async def test_a_refresh_of_an_overview_that_was_open_for_15_minutes_costs_little(queue, client):
+    names = [f"q{number}" for number in range(9)]
+    for name in names:
+        await queue.options(queue=name).enqueue("shop.say", "x")
+    await client.get("/", headers=bearer())
+    sampler, random = client.app.state.dashboard.sampler, Random(1)
+    for number in range(451):
+        at = sampler.clock.monotonic() - 2 * (450 - number)
+        waiting = {name: random.randrange(200) for name in names}
+        sampler.points.append(
+            Point(at=at, finished=random.random(), failed=0, waiting=9, by_queue=waiting)
+        )
+        if number == 449:
+            known = " ".join(hashes((await client.get("/", headers=bearer())).text).values())
+    async with client.stream("GET", "/", headers={**bearer(), "omniq-parts": known}) as answer:
+        sent = b"".join([part async for part in answer.aiter_raw()])
+
+    assert 1_000 < len(sent) <= 3_000
 
 
 async def test_what_is_compressed_never_has_the_token_of_the_session(queue, client, dead):

@@ -18,7 +18,7 @@ Series = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT = 720, 150
 _TIME_TICKS = 4
-_MAX_SPARK_POINTS = 60
+_MAX_SPARK_POINTS = 40
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ def chart(
         for number, (at, value) in enumerate(series)
         if newest - at <= span and (number % every == 0 or number == len(series) - 1)
     ]
-    line = "M" + "L".join(f"{x:.0f} {y:.1f}" for x, y in points)
+    line = "M" + "L".join(f"{x:.0f} {y:.0f}" for x, y in points)
     area = f"{line}L{points[-1][0]:.0f} {height}L{points[0][0]:.0f} {height}Z"
     return Chart(width=width, height=height, line=line, area=area, top=ceiling)
 
