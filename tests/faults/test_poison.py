@@ -27,6 +27,9 @@ async def poison(path, how):
     """Takes its worker with it, and writes down that it did."""
     with open(path, "a") as file:
         file.write("x")
+    if how == "descriptors":
+        os.closerange(3, 1024)
+        return
     if how == "exit":
         os._exit(7)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -93,3 +96,23 @@ def test_a_task_that_ends_a_process_in_its_first_moment_does_not_end_the_worker(
         good = queue.enqueue("poisonous.good", 1)
 
         assert good.result(timeout=20) == 1
+
+
+@pytest.mark.deep
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.fault("F07", "F81")
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_a_task_that_closes_all_descriptors_is_the_only_one_to_fail(worker, url, tmp_path):
+    crashes = tmp_path / "crashes"
+    with TaskQueue(url) as queue:
+        before = queue.enqueue_many("poisonous.good", range(20))
+        poison = queue.enqueue("poisonous.poison", str(crashes), "descriptors")
+        after = queue.enqueue_many("poisonous.good", range(20, 40))
+        values = [handle.result(timeout=60) for handle in [*before, *after]]
+        wait_until(lambda: queue.dead.get(poison.id), "a dead letter", within=40)
+        (letter,) = queue.dead.list()
+
+    assert values == list(range(40))
+    assert crashes.read_text() == "x" * 3
+    assert (letter.task_id, letter.failure_reason) == (poison.id, "crashed")

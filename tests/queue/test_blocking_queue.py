@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import subprocess
@@ -179,3 +180,30 @@ def test_a_process_that_does_not_close_its_queue_ends_without_output(tmp_path: P
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("url", ["file://{folder}/store", "sqlite:///{folder}/store.db"])
+def test_a_queue_that_is_dropped_without_being_closed_leaves_no_thread_and_no_open_file(
+    url: str, tmp_path: Path
+) -> None:
+    def count() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def use_and_drop() -> tuple[int, int]:
+        queue = TaskQueue(url.format(folder=tmp_path))
+        queue.open()
+        queue.enqueue(sample_tasks.plain)
+        queue.stats()
+        return count()
+
+    gc.collect()
+    before = count()
+    during = use_and_drop()
+    assert during > before
+    for _ in range(1_000):
+        gc.collect()
+        if count() == before:
+            break
+        threading.Event().wait(0.01)
+
+    assert count() == before

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+
+import pytest
 
 from omniq.models import Runnable
 from omniq.storage.backend import Wanted
@@ -25,7 +28,12 @@ def numbers(ready: ReadyRows, wanted: Wanted = ALL, limit: int = 10_000) -> list
 
 
 def entries(ready: ReadyRows) -> int:
-    lanes = [lane for lanes in ready._ready.values() for lane in lanes.values()]
+    lanes = [
+        lane
+        for lanes in ready._ready.values()
+        for its_lanes in lanes.values()
+        for lane in its_lanes.values()
+    ]
     return len(ready._delayed) + sum(
         len(lane._sorted) + len(lane._run) + len(lane._heap) for lane in lanes
     )
@@ -98,3 +106,55 @@ def test_a_delayed_row_is_read_once_it_is_promoted() -> None:
 
     assert numbers(ready) == [1, 2]
     assert ready.next_due() is None
+
+
+def calls_of(read: Any) -> int:
+    """How many functions a call calls."""
+    count = 0
+
+    def count_call(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(count_call)
+    try:
+        read()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"paused": frozenset({"q3", "q4"})}, {"queues": ("q5", "q17")}], ids=str
+)
+def test_a_read_does_as_much_among_2_000_queues_as_among_twenty(options: dict[str, Any]) -> None:
+    wanted, costs = Wanted(due_by=NOW, **options), []
+    for queues in (20, 2_000):
+        ready = ReadyRows()
+        for number in range(queues):
+            put(ready, number, queue=f"q{number}")
+        assert numbers(ready, wanted, limit=2)
+        costs.append(calls_of(lambda ready=ready: numbers(ready, wanted, limit=2)))
+
+    assert costs[0] == costs[1]
+
+
+def test_rows_of_queues_that_are_paused_and_resumed_keep_their_order() -> None:
+    ready = ReadyRows()
+    for number in range(9):
+        put(ready, number, queue="abc"[number % 3])
+    assert numbers(ready) == list(range(9))
+    assert numbers(ready, Wanted(due_by=NOW, paused=frozenset("a"))) == [1, 2, 4, 5, 7, 8]
+    put(ready, 9, queue="a")
+    put(ready, 10, queue="b")
+    ready.discard("t1")
+    assert numbers(ready, Wanted(due_by=NOW, paused=frozenset("a"))) == [2, 4, 5, 7, 8, 10]
+    assert numbers(ready, Wanted(due_by=NOW, paused=frozenset("bc"))) == [0, 3, 6, 9]
+
+    assert numbers(ready) == [0, *range(2, 11)]
+    assert numbers(ready, Wanted(due_by=NOW, queues=("a", "b"), paused=frozenset("b"))) == [
+        0,
+        3,
+        6,
+        9,
+    ]

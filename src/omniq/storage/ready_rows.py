@@ -18,8 +18,8 @@ _Entry = tuple[int, int, int, str]
 """A row in a lane: its order and its id. Of a delayed row, when it becomes visible instead."""
 
 _Entries = dict[str, _Entry]
-_LaneKey = tuple[str, str, bool]
-"""Queue ("" for all), function, and whether the rows are suspects."""
+_LaneKey = tuple[str, bool]
+"""Function, and whether the rows are suspects."""
 
 _AHEAD = 20
 """Rows that are sorted beyond those that are read, since the next call reads them."""
@@ -121,7 +121,10 @@ class _Lane:
         return bool(self._run)
 
 
-_Lanes = dict[_LaneKey, _Lane]
+_Lanes = dict[str, dict[_LaneKey, _Lane]]
+"""Lanes by their queue; "" for those of several queues together."""
+
+_ALL: frozenset[str] = frozenset()
 
 
 class ReadyRows:
@@ -130,9 +133,9 @@ class ReadyRows:
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
         self._entries: _Entries = {}
-        # By queue and function (True), and by function alone for claims from all queues (False). Each is
-        # built by the first claim that needs it.
-        self._ready: dict[bool, _Lanes] = {}
+        # By queue and function (None), and by function alone for claims from all queues but those that are
+        # paused. Each is built by the first claim that needs it.
+        self._ready: dict[frozenset[str] | None, _Lanes] = {}
         self._delayed: list[_Entry] = []
         self._parked: dict[str, _Lanes] = {}
         self._stale = 0
@@ -157,8 +160,8 @@ class ReadyRows:
                     lanes = self._parked[row.parked] = {}
                 _push(lanes, row, row.queue, entry)
             else:
-                for by_queue, lanes in self._ready.items():
-                    _push(lanes, row, row.queue if by_queue else "", entry)
+                for paused, lanes in self._ready.items():
+                    _push_ready(lanes, row, paused, entry)
         self._entries[row.id] = entry
 
     def discard(self, task_id: str) -> None:
@@ -179,8 +182,14 @@ class ReadyRows:
         self._delayed = [each for each in self._delayed if self._entries.get(each[3]) is each]
         heapq.heapify(self._delayed)
         for lanes in (*self._ready.values(), *self._parked.values()):
-            for key in [key for key, lane in lanes.items() if not lane.drop_stale(self._entries)]:
-                del lanes[key]
+            for queue, its_lanes in list(lanes.items()):
+                left = {
+                    key: each for key, each in its_lanes.items() if each.drop_stale(self._entries)
+                }
+                if left:
+                    lanes[queue] = left
+                else:
+                    del lanes[queue]
         self._parked = {key: lanes for key, lanes in self._parked.items() if lanes}
 
     def promote(self, due_by: int) -> None:
@@ -220,32 +229,41 @@ class ReadyRows:
         return list(islice(due, limit))
 
     def _wanted_lanes(self, wanted: Wanted) -> Iterator[_Lane]:
-        lanes = self._ready_lanes(by_queue=wanted.queues is not None or bool(wanted.paused))
+        if wanted.queues is None:
+            lanes = self._ready_lanes(wanted.paused)
+            queues: Iterable[str] = ("",)
+        else:
+            lanes = self._ready_lanes(None)
+            queues = (queue for queue in dict.fromkeys(wanted.queues) if queue not in wanted.paused)
         runnable = wanted.runnable
-        for (queue, func_path, is_suspect), lane in lanes.items():
-            if (
-                (not is_suspect or wanted.suspects)
-                and (runnable is None or runnable.accepts(func_path))
-                and (wanted.queues is None or queue in wanted.queues)
-                and queue not in wanted.paused
-            ):
-                yield lane
+        for queue in queues:
+            for (func_path, is_suspect), lane in lanes.get(queue, {}).items():
+                if (not is_suspect or wanted.suspects) and (
+                    runnable is None or runnable.accepts(func_path)
+                ):
+                    yield lane
 
-    def _ready_lanes(self, *, by_queue: bool) -> _Lanes:
-        if by_queue not in self._ready:
-            lanes = self._ready[by_queue] = {}
+    def _ready_lanes(self, paused: frozenset[str] | None) -> _Lanes:
+        if paused not in self._ready:
+            # Queues have been paused or resumed: the lanes without those that were paused before are not needed.
+            self._ready = {
+                each: lanes for each, lanes in self._ready.items() if each in (None, _ALL)
+            }
+            lanes: _Lanes = {}
             delayed = {each[3] for each in self._delayed if self._entries.get(each[3]) is each}
             for row in self.rows.values():
                 if row.parked is None and row.id not in delayed:
-                    _push(lanes, row, row.queue if by_queue else "", self._entries[row.id])
-        return self._ready[by_queue]
+                    _push_ready(lanes, row, paused, self._entries[row.id])
+            self._ready[paused] = lanes
+        return self._ready[paused]
 
     def parked(self, keys: Iterable[str], limit: int) -> Iterator[Row]:
         """The first rows of each gate, queue and function."""
         for key in keys:
-            for lane in self._parked.get(key, {}).values():
-                for entry in lane.first(self._entries, None, limit):
-                    yield self.rows[entry[3]]
+            for lanes in self._parked.get(key, {}).values():
+                for lane in lanes.values():
+                    for entry in lane.first(self._entries, None, limit):
+                        yield self.rows[entry[3]]
 
 
 def _order_in(entry: _Entry) -> Order:
@@ -253,8 +271,18 @@ def _order_in(entry: _Entry) -> Order:
 
 
 def _push(lanes: _Lanes, row: Row, queue: str, entry: _Entry) -> None:
-    key = (queue, row.func_path, row.crashes > 0)
-    lane = lanes.get(key)
+    its_lanes = lanes.get(queue)
+    if its_lanes is None:
+        its_lanes = lanes[queue] = {}
+    key = (row.func_path, row.crashes > 0)
+    lane = its_lanes.get(key)
     if lane is None:
-        lane = lanes[key] = _Lane()
+        lane = its_lanes[key] = _Lane()
     lane.push(entry)
+
+
+def _push_ready(lanes: _Lanes, row: Row, paused: frozenset[str] | None, entry: _Entry) -> None:
+    if paused is None:
+        _push(lanes, row, row.queue, entry)
+    elif row.queue not in paused:
+        _push(lanes, row, "", entry)

@@ -13,6 +13,7 @@ import errno
 import os
 import re
 import stat
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,8 @@ class Disk:
         """What the nonces of this object begin with."""
         self._count = 0
         self._folders: dict[str, int] = {}
+        # For a storage that is dropped without being closed.
+        weakref.finalize(self, _close_folders, self._folders).atexit = False
 
     def open(self, known: tuple[int, int] | None = None) -> tuple[int, int]:
         """Create the folders that are missing, and check that the file system is suitable.
@@ -101,8 +104,7 @@ class Disk:
 
     def close(self) -> None:
         """Close; does nothing when called again."""
-        while self._folders:
-            os.close(self._folders.popitem()[1])
+        _close_folders(self._folders)
 
     def folder(self, path: str) -> int:
         """The descriptor of a folder, which is opened once."""
@@ -449,6 +451,11 @@ def _write_whole(fd: int, data: bytes) -> None:
     written = os.write(fd, data)
     while written < len(data):
         written += os.write(fd, data[written:])
+
+
+def _close_folders(folders: dict[str, int]) -> None:
+    while folders:
+        os.close(folders.popitem()[1])
 
 
 def _close(files: list[int], *, is_synced: bool) -> None:

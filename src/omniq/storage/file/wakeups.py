@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import weakref
 from contextlib import suppress
 
 _IN_MOVED_TO = 0x80
@@ -31,6 +32,9 @@ class FolderWatch:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        # For a storage that is dropped without being closed: a user may have 128 watches.
+        self._close = weakref.finalize(self, os.close, fd)
+        self._close.atexit = False
 
     @classmethod
     def open(cls, folder: int) -> FolderWatch | None:
@@ -50,9 +54,8 @@ class FolderWatch:
 
     def close(self) -> None:
         """Close; does nothing when called again."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._close()
+        self.fd = -1
 
     def read(self) -> list[Event] | None:
         """Return the events in order; None when some were lost and the folder must be listed."""
