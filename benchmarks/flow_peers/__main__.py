@@ -51,7 +51,8 @@ def spent(side: str, python: Path, figure: str, count: int, store: Store) -> tup
         )
         assert process.stdout is not None
         try:
-            line = process.stdout.readline()
+            # Celery prints a banner before.
+            line = next((line for line in process.stdout if line.startswith("{")), "")
             server = exact_cpu_seconds(store.server.pid) - before
         finally:
             process.kill()

@@ -19,6 +19,7 @@ app.conf.update(
     worker_prefetch_multiplier=0,
     worker_disable_rate_limits=True,
     worker_send_task_events=False,
+    worker_redirect_stdouts=False,
     broker_connection_retry_on_startup=True,
 )
 meter = Meter.of_arguments()
