@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from omniq.errors import (
     InvalidValue,
     RemoteTraceback,
     ResultTimeout,
+    SettingsError,
     StorageClosed,
     StorageError,
     TaskFailed,
@@ -34,6 +37,41 @@ def test_a_queue_that_is_not_open_says_how_to_open_it():
 async def test_an_async_queue_that_is_not_open_says_how_to_open_it():
     with pytest.raises(StorageClosed, match=r"'async with AsyncTaskQueue\(…\) as queue:'"):
         await AsyncTaskQueue("memory://").enqueue(add, 1)
+
+
+@pytest.mark.parametrize("given", ["abc", b"abc", {"a": 1}, 5])
+def test_arguments_of_many_calls_that_are_no_list_are_refused(given: Any):
+    with (
+        TaskQueue("memory://") as queue,
+        pytest.raises(InvalidTask, match=f"expected a list .* not {type(given).__name__}"),
+    ):
+        queue.enqueue_many(add, given)
+
+
+@pytest.mark.parametrize("given", [5, {"a": 1}])
+def test_many_calls_that_are_no_list_are_refused(given: Any):
+    with TaskQueue("memory://") as queue, pytest.raises(InvalidTask, match="list of calls, not"):
+        queue.enqueue_many(given)
+
+
+@pytest.mark.parametrize("given", [5, Path("tasks.db")])
+def test_a_url_that_is_no_text_is_refused(given: Any):
+    with pytest.raises(SettingsError, match="storage URL: expected text such as 'sqlite:"):
+        TaskQueue(given).open()
+
+
+def test_space_around_a_url_does_not_count(tmp_path):
+    with TaskQueue(f" sqlite:///{tmp_path}/tasks.db\n") as queue:
+        queue.enqueue(add, 1)
+
+    assert (tmp_path / "tasks.db").exists()
+
+
+def test_a_queue_that_is_passed_to_another_process_says_what_to_do():
+    with TaskQueue("memory://") as queue:
+        for given in (queue, queue.enqueue(add, 1), AsyncTaskQueue("memory://")):
+            with pytest.raises(TypeError, match="a queue cannot be pickled, nor a handle"):
+                pickle.dumps(given)
 
 
 @pytest.mark.parametrize("name", ["queues", "allow"])

@@ -8,5 +8,5 @@
 - `futures`: completes futures that may be done already
 - `backoff`: growing pauses between attempts
 - `running_task`: which task runs here: what the lines of its code are marked with
-- `process_id`: the id of this process
+- `process_id`: the id of this process, and a base of what cannot leave it
 """

@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from omniq.clock import SYSTEM_CLOCK
 from omniq.concurrency.callers_lock import CallersLock
 from omniq.concurrency.event_loop import has_event_loop, run_until_done
-from omniq.concurrency.process_id import PROCESS_ID
+from omniq.concurrency.process_id import PROCESS_ID, OfOneProcess
 from omniq.errors import CallTimeout, InvalidTask, StorageClosed, StorageError
 
 _T = TypeVar("_T")
@@ -46,7 +46,7 @@ class _CallingThread(threading.local):
     deadline: _Deadline | None = None
 
 
-class Portal:
+class Portal(OfOneProcess):
     """Runs coroutines on an event loop in a daemon thread, which the first call starts.
 
     A portal belongs to one process: a fork copies the loop but not its thread. It closes itself

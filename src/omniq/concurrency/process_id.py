@@ -1,8 +1,9 @@
-"""The id of this process, without a system call for each use."""
+"""The id of this process, without a system call for each use; and what cannot leave this process."""
 
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 
 class _ProcessId:
@@ -17,3 +18,13 @@ class _ProcessId:
 
 
 PROCESS_ID = _ProcessId()
+
+
+class OfOneProcess:
+    """An object that a queue or a handle has, and that another process cannot use."""
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError(
+            "a queue cannot be pickled, nor a handle; open another queue in the other process, with the "
+            "same URL, and pass ids of tasks"
+        )

@@ -8,7 +8,6 @@ promise is checked by a test of the same number in `omniq.testing.contract`.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import socket
@@ -24,7 +23,7 @@ import msgspec
 from omniq.clock import SYSTEM_CLOCK, Clock, from_micros, seconds_to_micros, to_micros
 from omniq.concurrency.callers_lock import CallersLock
 from omniq.concurrency.event_loop import has_event_loop
-from omniq.concurrency.process_id import PROCESS_ID
+from omniq.concurrency.process_id import PROCESS_ID, OfOneProcess
 from omniq.cron import next_run
 from omniq.errors import (
     InvalidTask,
@@ -86,7 +85,7 @@ class StorageOptions(TypedDict, total=False):
     max_pending: int | None
 
 
-class BaseStorage(Flows):
+class BaseStorage(OfOneProcess, Flows):
     """Stores tasks, gives each to one owner at a time, and records the outcomes.
 
     A storage object is an owner: it has an id that is fresh each time it is opened, one lease, and
@@ -281,7 +280,8 @@ class BaseStorage(Flows):
         O4. For a heartbeat: it renews this owner's lease from another thread or event loop, over
             a separate connection, and closing it gives nothing back.
         """
-        sibling = copy.copy(self)
+        sibling = object.__new__(type(self))
+        vars(sibling).update(vars(self))
         sibling._is_sibling = True
         sibling._is_open = False
         sibling._forget_claims()

@@ -66,7 +66,14 @@ def open_storage(
 
 def storage_url(settings: Settings, url: str | None = None) -> str:
     """This URL, or that of the settings; without one, SQLite in `base_dir`. `file:` is `base_dir`."""
-    url = url or settings.url or f"sqlite:///{quote(str(settings.base_dir))}/omniq.db"
+    if not isinstance(url, str | None):
+        raise SettingsError(
+            f"storage URL: expected text such as 'sqlite:///tasks.db', not {type(url).__name__}"
+        )
+    # What is read from a file, as a secret often is, ends with a line break.
+    url = (
+        url or settings.url or ""
+    ).strip() or f"sqlite:///{quote(str(settings.base_dir))}/omniq.db"
     return _NO_FOLDER.sub(f"file:{quote(str(settings.base_dir))}", url)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -235,9 +235,16 @@ def calls_of(calls: Iterable[Any] | _Function, args: Iterable[Any] | None) -> li
             raise InvalidTask(
                 "enqueue_many(func, args): give the arguments, one item for each call"
             )
+        if isinstance(args, str | bytes | Mapping) or not isinstance(args, Iterable):
+            raise InvalidTask(
+                "enqueue_many(func, args): expected a list with the arguments of each call, not "
+                f"{type(args).__name__}; for one call, write enqueue(func, …)"
+            )
         return [(calls, item if isinstance(item, tuple) else (item,), {}) for item in args]
     if args is not None:
         raise InvalidTask("enqueue_many: give a function and its arguments, or a list of calls")
+    if isinstance(calls, Mapping) or not isinstance(calls, Iterable):
+        raise InvalidTask(f"enqueue_many: expected a list of calls, not {type(calls).__name__}")
     return [_as_call(call) for call in calls]
 
 
