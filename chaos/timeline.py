@@ -126,6 +126,13 @@ class Timeline:
             for event in self.faults_by_process.get(process, ())
         )
 
+    def may_interrupt(self, process: str, begin: float, end: float) -> bool:
+        """Whether the process had a reason to interrupt its runs: it lost its lease, or was to end."""
+        return self.was_stopped(process, begin, end) or any(
+            event.what == "term" and event.at <= end
+            for event in self.faults_by_process.get(process, ())
+        )
+
     def widest(self, group: str, at: float, width: int) -> int:
         """The largest width that the group may have had at that instant; `width` before the first change."""
         possible = {width}
