@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from omniq.tasks.steps import WorkerServices
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 ReadPage = Callable[[str], Awaitable[tuple[list[Any], str]]]
 """Reads the values after an id, and returns the id to go on after: '' at the end."""
@@ -43,10 +44,10 @@ class Results(Generic[T]):
         self._read = read
         self._item: Converter | None = None
 
-    @classmethod
-    def of(cls, values: Iterable[T]) -> Results[T]:
+    @staticmethod
+    def of(values: Iterable[U]) -> Results[U]:
         """The results that `flow.map` or `flow.add` has returned a placeholder for, or a list of values."""
-        return cls(values)
+        return Results(values)
 
     @property
     def values(self) -> Iterable[T]:
