@@ -107,7 +107,7 @@ F78 | It never ends: in a thread, in a process, on the event loop | Stopped wher
 F79 | It ignores its cancellation | Cancelled twice, then abandoned; a stop stays bounded
 F80 | It blocks the event loop | Reported with its stack; the leases are renewed
 F81 | It leaves threads, processes and signal handlers behind, or stops the event loop | Other tasks are not affected
-F82 | It starts processes and threads endlessly | The worker stays responsive
+F82 | It starts processes endlessly, or takes all memory or files | In a child process it gets no more than the settings allow, and fails; other tasks run
 F83 | It enqueues itself endlessly | `max_pending` holds: the task is refused, other tasks run
 F84 | It prints much, or logs secrets | Its output passes through; omniq's log lines contain no arguments
 """,
@@ -136,7 +136,6 @@ F100 | Readers list tasks while workers are killed | They see no task twice and 
 OPEN = {
     "F45": "A test shows that claims read by index only; a bloated table was not measured.",
     "F49": "Delays are random on every backend; two hundred workers were not tried.",
-    "F82": "A task in a process has no separate limits: set limits for the worker (cgroup, ulimit).",
     "F95": "Priorities are strict, which is documented: put urgent work into a separate queue.",
     "F99": "`make chaos HOURS=n` runs it; no run of a whole day is on record yet.",
 }

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import threading
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from omniq import TaskQueue, task
@@ -55,3 +59,32 @@ def multiply(url: str) -> None:
     with TaskQueue(url) as queue:
         for _ in range(2):
             queue.enqueue(multiply, url)
+
+
+@task(executor="process", max_retries=0)
+def reserve_memory(megabytes: int) -> int:
+    return len(bytearray(megabytes << 20))
+
+
+@task(executor="process", max_retries=0)
+def open_files(count: int) -> int:
+    with ExitStack() as stack:
+        return len([stack.enter_context(Path("/dev/null").open()) for _ in range(count)])
+
+
+@task(executor="process", max_retries=0)
+def start_processes(count: int) -> int:
+    """Start processes that sleep, and end them again."""
+    started: list[int] = []
+    try:
+        for _ in range(count):
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(60)
+                os._exit(0)
+            started.append(pid)
+        return len(started)
+    finally:
+        for pid in started:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,12 +15,14 @@ from uuid import uuid4
 import pytest
 
 from omniq import AsyncTaskQueue, Settings
+from omniq.errors import SettingsError
 from omniq.models import TaskStatus
 from tests.acceptance.command import wait_until
 from tests.faults import fault_tasks
 from tests.timing import at_most
 
 CGROUP = Path("/sys/fs/cgroup/memory")
+LONELY_USER = 59_482
 
 
 @pytest.mark.slow
@@ -93,6 +96,48 @@ def test_a_child_that_runs_out_of_memory_becomes_a_dead_letter_and_affects_no_ot
     assert "signal 9 (SIGKILL)" in message or error_type == "MemoryError"
     assert report["attempts"] == 2
     assert report["is_dead"]
+
+
+@pytest.mark.fault("F82")
+@pytest.mark.parametrize(
+    ("limits", "func", "modest", "greedy", "error"),
+    [
+        ({"child_memory_limit": 2 << 30}, fault_tasks.reserve_memory, 10, 2_000, "MemoryError"),
+        ({"child_file_limit": 64}, fault_tasks.open_files, 10, 100, "OSError"),
+    ],
+    ids=["memory", "files"],
+)
+async def test_a_task_in_a_child_gets_no_more_than_the_limits(limits, func, modest, greedy, error):
+    settings = Settings(**limits)
+    async with AsyncTaskQueue("memory://", settings=settings) as queue, queue.worker(concurrency=2):
+        too_much = await queue.enqueue(func, greedy)
+        fine = await queue.enqueue(func, modest)
+        failed = await queue.get_result(too_much.id, timeout=40)
+        result = await fine.result(timeout=30)
+
+    assert result in (modest, modest << 20)
+    assert failed is not None
+    assert failed.error is not None
+    assert failed.error.error_type == error
+
+
+@pytest.mark.fault("F82")
+def test_a_process_that_starts_others_endlessly_ends_at_the_limit():
+    if os.getuid() != 0:
+        pytest.skip("only root can become a user that has no other processes")
+    command = [sys.executable, "-m", "tests.faults.limited_process", str(LONELY_USER), "40"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=50)
+
+    assert ended.stdout == "started 20, then BlockingIOError"
+
+
+async def test_a_limit_of_processes_is_refused_for_root():
+    if os.getuid() != 0:
+        pytest.skip("only root is refused")
+    queue = AsyncTaskQueue("memory://", settings=Settings(child_process_limit=100))
+    async with queue:
+        with pytest.raises(SettingsError, match="run the worker as another user"):
+            await queue.worker().start()
 
 
 @pytest.mark.slow

@@ -125,7 +125,9 @@ def calls_of(read: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"paused": frozenset({"q3", "q4"})}, {"queues": ("q5", "q17")}], ids=str
+    "options",
+    [{}, {"paused": frozenset({"q3", "q4"})}, {"queues": ("q5", "q17")}],
+    ids=["all", "paused", "queues"],
 )
 def test_a_read_does_as_much_among_2_000_queues_as_among_twenty(options: dict[str, Any]) -> None:
     wanted, costs = Wanted(due_by=NOW, **options), []

@@ -62,6 +62,9 @@ def test_the_defaults_are_those_that_are_documented():
         "start_timeout": 60.0,
         "max_tasks_per_child": None,
         "max_memory_per_child": None,
+        "child_memory_limit": None,
+        "child_process_limit": None,
+        "child_file_limit": None,
         "unknown_function_timeout": None,
         "root_opens_any_store": False,
         "require_key": False,
@@ -171,6 +174,8 @@ def test_every_setting_can_come_from_the_environment(monkeypatch):
         "require_key": "true",
         "poll_only": "true",
         "max_output_bytes": "70000",
+        "child_memory_limit": "70000000",
+        "child_file_limit": "64",
     }
     for name in NAMES:
         monkeypatch.setenv(f"OMNIQ_{name.upper()}", texts.get(name, "17"))

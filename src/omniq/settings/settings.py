@@ -61,7 +61,9 @@ class Settings:
     claims a task, within `start_timeout`; `middleware` are paths of functions around each run.
 
     A process of `omniq worker`, or a child process for `executor="process"`, is replaced by a new one when it has run
-    `max_tasks_per_child` tasks, or uses more than `max_memory_per_child` bytes.
+    `max_tasks_per_child` tasks, or uses more than `max_memory_per_child` bytes. A child process can use no more than
+    `child_memory_limit` bytes of address space, `child_process_limit` processes and threads of its user, and
+    `child_file_limit` open files.
 
     A task whose function no live worker has waits for one. With an `unknown_function_timeout` it is a
     dead letter once it has been due for so long.
@@ -116,6 +118,9 @@ class Settings:
     start_timeout: float = 60.0
     max_tasks_per_child: int | None = None
     max_memory_per_child: int | None = None
+    child_memory_limit: int | None = None
+    child_process_limit: int | None = None
+    child_file_limit: int | None = None
     unknown_function_timeout: float | None = None
     root_opens_any_store: bool = False
     require_key: bool = False

@@ -9,6 +9,7 @@
 - `process_child`: the program of a child process.
 - `process_enqueue`, `process_flows`: how a task in a child process enqueues others, and waits for them.
 - `resource_calls`: calls functions with resources.
+- `child_limits`: how much memory, and how many processes and files, a child process may use.
 - `child_lifetime`: the lifespan and the resources of a child process.
 - `die_with_parent`: ends a child process when its parent has ended.
 """

@@ -46,6 +46,7 @@ from omniq.tasks.task_builder import TaskBuilder
 from omniq.tasks.task_enqueuer import NewTasks
 from omniq.worker.executors.batch_call import RunningBatch
 from omniq.worker.executors.child_lifetime import ChildLifetime
+from omniq.worker.executors.child_limits import limit_this_process
 from omniq.worker.executors.flow_actions import with_pages
 from omniq.worker.executors.process_enqueue import (
     Answer,
@@ -417,6 +418,7 @@ def _serve_all(parent: Parent) -> None:
     rules = () if config.rules is None else (config.rules.rules(),)
     state = LifespanState() if config.why_no_state is None else LifespanState(config.why_no_state)
     settings = Settings(**config.settings)
+    limit_this_process(settings)
     lifetime = ChildLifetime(config.lifespan, state, _report_unclosed, settings.start_timeout)
     services = ChildServices(parent, codec, settings, state)
     server = TaskServer(services, codec, rules, lifetime)

@@ -33,6 +33,7 @@ from omniq.tasks.error_rules import ErrorRules
 from omniq.tasks.task_output import check_encoded
 from omniq.worker.executors.batch_call import Item
 from omniq.worker.executors.child_lifetime import NOT_IMPORTABLE
+from omniq.worker.executors.child_limits import CHILD_LIMITS, check_child_limits
 from omniq.worker.executors.flow_actions import without_pages
 from omniq.worker.executors.process_enqueue import RunAnswers
 from omniq.worker.executors.process_protocol import (
@@ -53,8 +54,11 @@ from omniq.worker.recycling import ProcessLimits
 # read.
 _SECRETS = re.compile(r"OMNIQ_(URL|\w*KEYS?|DASHBOARD_\w+)")
 
-_CHILD_SETTINGS = ("default_max_retries", "max_payload", "retry", "queues", "start_timeout")
-"""What a child builds the tasks by that it enqueues, and how long it may start. None is a secret."""
+_CHILD_SETTINGS = (
+    *("default_max_retries", "max_payload", "retry", "queues", "start_timeout"),
+    *CHILD_LIMITS,
+)
+"""What a child builds the tasks by that it enqueues, how long it may start, and its limits. None is a secret."""
 
 _TRIES = 3
 """How many children may die before a run has started: the task did not cause that."""
@@ -93,6 +97,7 @@ class ProcessExecutor:
         self._all: set[_Child] = set()
         self._dying: set[asyncio.Future[Any]] = set()
         self._retiring: set[asyncio.Future[None]] = set()
+        check_child_limits(settings)
         self._limits = ProcessLimits(settings)
         pickles = isinstance(serializer, CloudpickleSerializer)
         path = None if lifespan is None else importable_path(lifespan)
