@@ -124,7 +124,7 @@ F92 | Chains of tasks with missing links | The end of a task releases what waits
     "Load and life": """
 F93 | Another version reads and writes the same store | Newer fields are ignored; a newer format is refused
 F94 | Producers are faster than workers | A bound on waiting tasks, exact where that is promised
-F95 | A flood of urgent tasks | -
+F95 | A flood of urgent tasks | With `ageing` the others run: a step of priority is worth a time of waiting. Without it, priorities are strict
 F96 | Very many waiting, delayed or finished tasks | A claim reads none of them
 F97 | Several event loops, nested loops, forks | They work, or raise an error that says what to do
 F98 | Workers start while the server is down, or initialize the same store at the same time | They wait; one of them initializes it
@@ -136,7 +136,6 @@ F100 | Readers list tasks while workers are killed | They see no task twice and 
 OPEN = {
     "F45": "A test shows that claims read by index only; a bloated table was not measured.",
     "F49": "Delays are random on every backend; two hundred workers were not tried.",
-    "F95": "Priorities are strict, which is documented: put urgent work into a separate queue.",
     "F99": "`make chaos HOURS=n` runs it; no run of a whole day is on record yet.",
 }
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from datetime import timedelta
 
 import pytest
 
-from omniq import FairShare, InvalidTask, Settings, TaskQueue, task
+from omniq import (
+    AsyncTaskQueue,
+    FairShare,
+    InvalidTask,
+    Settings,
+    TaskContext,
+    TaskQueue,
+    TaskStatus,
+    task,
+)
 
 
 @task(
@@ -20,6 +30,17 @@ def transcode(tenant: str, megabytes: float) -> None: ...
 
 @task
 def plain(tenant: str) -> None: ...
+
+
+@task(priority=5, ageing=0.05)
+async def urgent(ctx: TaskContext) -> None:
+    """Keeps its worker busy: there is always another one."""
+    await asyncio.sleep(0.002)
+    await ctx.enqueue(urgent)
+
+
+@task(ageing=0.05)
+async def patient() -> None: ...
 
 
 @pytest.fixture
@@ -81,3 +102,17 @@ def test_the_settings_of_a_queue_are_for_its_tasks_without_another_order():
             *("3600.0", "5.0", "60.0"),
             *("None", "None"),
         ]
+
+
+@pytest.mark.fault("F95")
+async def test_a_task_that_ages_runs_beside_a_flood_of_urgent_ones():
+    async with AsyncTaskQueue("memory://") as queue:
+        for _ in range(3):
+            await queue.enqueue(urgent)
+        handle = await queue.enqueue(patient)
+        async with queue.worker(concurrency=1):
+            await handle.result(timeout=30)
+            urgent_runs = len(await queue.list_tasks(func_path=f"{__name__}.urgent", limit=1000))
+
+        assert await handle.status() is TaskStatus.SUCCESS
+        assert urgent_runs > 10
