@@ -76,7 +76,9 @@ class Fleet:
         self, backend: str, server: Server, started: Path, options: argparse.Namespace
     ) -> None:
         self._backend, self._server, self._started = backend, server, started
-        self._workers, self._tasks, self._seconds = options.workers, options.tasks, options.seconds
+        self._workers: int = options.workers
+        self._tasks: int = options.tasks
+        self._seconds: float = options.seconds
         self._next = 0
 
     def run(self) -> bool:
@@ -116,7 +118,7 @@ class Fleet:
     async def _idle(self, counters: _Counters) -> float:
         before = await counters.commands()
         await asyncio.sleep(self._seconds)
-        rate: float = (await counters.commands() - before) / self._seconds
+        rate = (await counters.commands() - before) / self._seconds
         connections = await counters.connections()
         self._print(f"idle: {rate:.0f} commands/s of all, {connections} connections")
         return rate
