@@ -173,6 +173,7 @@ def test_purge_deletes_finished_tasks_only(omniq, queue, dead_task):
     waiting = queue.enqueue("clitasks.add", 1)
 
     assert omniq("purge", "--older-than", "0").code == 2
+    assert "ended more than 7.0 s ago?" in omniq("purge", "--older-than", "7").err
     assert omniq("purge", "--older-than", "1h", "--yes", "--json").json == {"tasks": 0, "dead": 0}
     assert omniq("purge", "--older-than", "0", "--yes").out == "purged: 1 task\n"
     assert queue.stats().dead == 1

@@ -32,6 +32,7 @@ from omniq.errors import InvalidTask
 from omniq.operations import bulk_actions
 from omniq.operations.bulk_selection import Steps, select_dead
 from omniq.operations.find_tasks import full_id, full_ids
+from omniq.operations.formatting import format_duration
 from omniq.operations.newest import newest_dead
 from omniq.operations.task_detail import task_detail
 from omniq.queue.async_queue import AsyncTaskQueue
@@ -252,7 +253,8 @@ def purge(
     seconds = parse_duration("--older-than", older_than) or 0.0
 
     async def work(task_queue: AsyncTaskQueue) -> None:
-        output.confirm(f"Delete all dead letters older than {older_than} for good?", yes)
+        age = f" older than {format_duration(seconds)}" if seconds else ""
+        output.confirm(f"Delete all dead letters{age} for good?", yes)
         before = task_queue.storage.clock.now() - timedelta(seconds=seconds)
         with output.progress_bar("purging") as progress:
             count = await bulk_actions.purge(

@@ -11,6 +11,7 @@ from omniq.cli.options import Json, Url, Yes
 from omniq.cli.parsing import count_of, parse_duration
 from omniq.cli.queue_session import with_queue
 from omniq.operations import bulk_actions
+from omniq.operations.formatting import format_duration
 from omniq.queue.async_queue import AsyncTaskQueue
 
 
@@ -33,7 +34,8 @@ def purge(
 
     async def work(task_queue: AsyncTaskQueue) -> None:
         also = " and all dead letters" if dead else ""
-        output.confirm(f"Delete all tasks that ended more than {older_than} ago{also}?", yes)
+        age = f" more than {format_duration(seconds)} ago" if seconds else ""
+        output.confirm(f"Delete all tasks that ended{age}{also}?", yes)
         before = task_queue.storage.clock.now() - timedelta(seconds=seconds)
         letters = 0
         with output.progress_bar("purging") as progress:
