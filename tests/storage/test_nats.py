@@ -406,3 +406,27 @@ async def test_storages_that_open_a_new_store_together_share_it(nats_url):
         assert [await storage.count_waiting() for storage in storages] == [8] * 8
     finally:
         await asyncio.gather(*(storage.close() for storage in storages))
+
+
+async def test_a_lost_server_is_tried_again_with_growing_pauses():
+    """A lost connection begins one loop of attempts, and an attempt that fails begins no other."""
+    attempts = 0
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        writer.close()
+
+    # Durable: the task is read after the kill.
+    with NatsServer(durable=True) as server:
+        async with open_storage(server.url) as storage:
+            waiting = asyncio.ensure_future(storage.wait_for_work(60))
+            await storage.enqueue(a_task("a"))
+            server.kill()
+            async with await asyncio.start_server(hang_up, "127.0.0.1", server.port):
+                await asyncio.sleep(1.5)
+            server.start()
+            waiting.cancel()
+            assert await storage.get_task("a") is not None
+
+    assert 1 <= attempts <= 40

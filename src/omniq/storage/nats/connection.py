@@ -414,7 +414,9 @@ class ServerConnection:
 
         async def on_end() -> None:
             session.end(self._error(Unanswered, session.problem))
-            if self._subscriptions and not self._is_closed:
+            # Not after an attempt to connect that has failed: each would begin another loop of attempts.
+            is_lost = session is self._session
+            if is_lost and self._subscriptions and not self._is_closed:
                 self.start(self._reconnect())
 
         options: dict[str, Any] = {"closed_cb": on_end, "name": self._name}
