@@ -20,6 +20,7 @@ _REFERENCE = 0.0005
 INTERNALS = (
     "internals.md",
     "decisions/",
+    "reference/canvas.md",
     "reference/chaos.md",
     "reference/fault-comparison.md",
     "reference/faults.md",
