@@ -55,7 +55,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
         fleet.kill(worker)
 
 
-async def wait_until(condition: Callable[[], bool], patience: float = 60) -> None:
+async def wait_until(condition: Callable[[], bool], patience: float = 150) -> None:
     deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, "the condition was not met in time"
@@ -89,7 +89,7 @@ async def run_all(fleet: Fleet, folder: Path, tasks: int, kills: int) -> list[Ru
             await wait_until_started(folder, tasks * number // (kills + 2))
             await wait_until(lambda: interrupt_one(fleet, folder))
             fleet.start()
-        values = [await handle.result(timeout=60) for handle in handles]
+        values = [await handle.result(timeout=150) for handle in handles]
     assert values == list(range(tasks))
     return list(runs_in(folder))
 
@@ -117,7 +117,7 @@ async def test_limits_are_exact_while_a_worker_is_killed(fleet, tmp_path):
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_limits_are_exact_for_a_thousand_tasks_while_workers_are_killed(fleet, tmp_path):
     runs = await run_all(fleet, tmp_path, tasks=1000, kills=6)
 
