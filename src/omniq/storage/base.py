@@ -8,6 +8,7 @@ promise is checked by a test of the same number in `omniq.testing.contract`.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import socket
@@ -222,6 +223,7 @@ class BaseStorage(OfOneProcess, Flows):
         # With a limit, one write at a time: the first call gets the room that is left.
         writes = self._enqueue_writes if self._max_pending is None else 1
         self._batcher = EnqueueBatcher(self._insert, concurrent_writes=writes)
+        self._replacing = asyncio.Lock()
         # The random part of an id.
         self._nonce_prefix, self._nonces = self._clock.new_id()[10:], itertools.count()
         if not self._is_sibling:
@@ -814,7 +816,7 @@ class BaseStorage(OfOneProcess, Flows):
         ):
             ids = await self._batcher.add(made)
         else:
-            ids = await self._engine.enqueue(made, under=under)
+            ids = await self._insert_by_rules(made, under)
         if self._enqueue_listeners:
             self._report_enqueued(made, ids)
         return ids
@@ -828,7 +830,14 @@ class BaseStorage(OfOneProcess, Flows):
 
     async def _insert(self, rows: list[Row]) -> list[str]:
         """Insert the rows of one or more calls."""
-        return await self._engine.enqueue(rows)
+        return await self._insert_by_rules(rows)
+
+    async def _insert_by_rules(self, rows: list[Row], under: Under | None = None) -> list[str]:
+        if has_event_loop() and any(row.on_conflict for row in rows):
+            # In the order of the calls: a step that is begun again would replace what a later call has stored.
+            async with self._replacing:
+                return await self._engine.enqueue(rows, under=under)
+        return await self._engine.enqueue(rows, under=under)
 
     def _encoded(self, outcome: Outcome) -> Outcome:
         """The outcome, checked, with its result encoded if it has one."""

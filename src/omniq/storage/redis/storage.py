@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from contextlib import suppress
 from typing import Unpack
@@ -41,7 +40,6 @@ class RedisStorage(BaseStorage):
             )
         largest = largest_value(self._settings.max_payload)
         patience = self._settings.reconnect_timeout
-        self._conflicts = asyncio.Lock()
         self._use(RedisBackend(url, prefix, self._clock, self._local_wakeups, largest, patience))
 
     async def server_report(self) -> list[tuple[str, str, str]]:
@@ -61,8 +59,4 @@ class RedisStorage(BaseStorage):
             with suppress(OutOfMemory):
                 if await self._backend.enqueue_one(row):
                     return [row.id]
-        if any(row.on_conflict for row in rows):
-            # Another one may have to read the holder of the key again, and would then replace it in another order.
-            async with self._conflicts:
-                return await super()._insert(rows)
         return await super()._insert(rows)
