@@ -197,7 +197,9 @@ async def test_no_task_of_a_paused_queue_runs(browser, shop):
     handle = await shop.options(queue="mail").enqueue("shop.say", "x")
     async with opened(browser, shop) as (page, address):
         await page.goto(f"{address}/queues")
-        await page.click("tr:has-text('mail') >> text=Pause")
+        await page.click("tr:has-text('mail') summary:text-is('Pause…')")
+        await page.click("details[open] button:text-is('Pause')")
+        await page.wait_for_selector("text=Queue mail paused")
         async with shop.worker(concurrency=1) as pool:
             await pool.run_until_empty()
         held = (await shop.get_task(handle.id)).status
@@ -338,7 +340,8 @@ async def test_the_message_of_an_action_is_shown_once(browser, shop):
     await shop.options(queue="mail").enqueue("shop.say", "x")
     async with opened(browser, shop) as (page, address):
         await page.goto(f"{address}/queues")
-        await page.click("button:text-is('Pause')")
+        await page.click("summary:text-is('Pause…')")
+        await page.click("details[open] button:text-is('Pause')")
         first = await page.inner_text(".notice")
         await page.goto(f"{address}/queues")
         again = await page.locator(".notice").count()

@@ -68,7 +68,8 @@ async def kill(queue, *numbers, message="no such mailbox"):
     for number in numbers:
         await queue.options(priority=1000).enqueue("shop.charge_card", number)
         (task,) = await queue.storage.reserve(1)
-        error = TaskError(message, error_type="CardError", traceback="Traceback …\nCardError")
+        traceback = f"Traceback (most recent call last):\nCardError: {message}"
+        error = TaskError(message, error_type="CardError", traceback=traceback)
         await queue.storage.record([Failed(task.id, task.token, error)])
 
 

@@ -187,6 +187,7 @@ class SentinelGroup(_Group):
             # The Sentinels may promote another one meanwhile, as after a pause of the machine.
             primary = self.await_primary()
             others = [each for each in self.servers if each is not primary and each.is_running]
+            written = int(info(primary, "replication")["master_repl_offset"])
             states = [info(each, "replication") for each in others]
             known = [
                 int(ask(each, "SENTINEL", "CKQUORUM", SERVICE) and _replicas_of(each))
@@ -196,6 +197,7 @@ class SentinelGroup(_Group):
                 state["role"] == "slave"
                 and state["master_port"] == str(primary.port)
                 and state["master_link_status"] == "up"
+                and int(state["slave_repl_offset"]) >= written
                 for state in states
             ) and min(known) >= len(others)
 
@@ -324,16 +326,22 @@ class RedisCluster(_Group):
             lambda: all(b"cluster_state:ok" in ask(each, "CLUSTER", "INFO") for each in running),
             "the cluster works",
         )
-        wait_until(
-            lambda: (
-                all(
-                    state["role"] == "master" or state["master_link_status"] == "up"
-                    for state in (info(each, "replication") for each in running)
-                )
-                and sum(_role(each) == "slave" for each in running) == len(running) - 3
-            ),
-            "the replicas are up to date",
-        )
+
+        def are_current() -> bool:
+            states = {str(each.port): info(each, "replication") for each in running}
+            written = {
+                port: int(state["master_repl_offset"])
+                for port, state in states.items()
+                if state["role"] == "master"
+            }
+            replicas = [state for state in states.values() if state["role"] == "slave"]
+            return len(replicas) == len(running) - 3 and all(
+                state["master_link_status"] == "up"
+                and int(state["slave_repl_offset"]) >= written.get(state["master_port"], 0)
+                for state in replicas
+            )
+
+        wait_until(are_current, "the replicas are up to date")
 
 
 def node_id(server: RedisServer) -> str:
