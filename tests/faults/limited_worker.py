@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from omniq import AsyncTaskQueue, TaskContext, task
 
-LEASE = 1.0
+LEASE = 3.0
 AT_ONCE = 3
 RATE = 50
 TIMEOUT = 60.0
