@@ -42,6 +42,9 @@ RANGES = {
 }
 DEFAULT_RANGE = "1h"
 
+_MANY_HOURS = 4 * 3_600
+"""Seconds. The parts of a range of this length are summed from whole hours where it has them."""
+
 
 class RunFigures(JsonRecord, msgspec.Struct, frozen=True, kw_only=True):
     """Figures of some runs: their outcomes, and percentiles of waiting times and durations in seconds.
@@ -144,8 +147,9 @@ async def run_history(
     until = _floor(storage.clock.now(), 60)
     since = _floor(until - timedelta(seconds=span.seconds), span.step)
     chosen = function is not None or queue is not None
-    # The counts per hour do not say which worker ran what.
-    by_hour = parts and not (workers or chosen or worker or span.hours)
+    # The counts per hour do not say which worker ran what, and a range of few hours has few of them.
+    is_long = span.seconds >= _MANY_HOURS and not span.hours
+    by_hour = parts and is_long and not (workers or chosen or worker)
     periods = await storage.run_counts(
         since,
         until,
