@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from omniq.errors import StoreWentBack
+from omniq.errors import StorageError, StoreWentBack
 from omniq.models import Limit
 from omniq.outcomes import Succeeded
 from omniq.settings import Settings
@@ -15,7 +16,7 @@ from omniq.storage.file import FileStorage
 from omniq.storage.file.section import FileSection
 from omniq.storage.file.wakeups import FolderWatch
 from omniq.storage.file.writes import Writes
-from omniq.testing.builders import a_result, some_tasks
+from omniq.testing.builders import a_member, a_result, some_tasks
 from omniq.testing.clock import ManualClock
 
 FAST = Settings(durability="os")
@@ -94,3 +95,29 @@ async def test_a_claim_that_was_under_way_when_the_folder_was_put_back_gives_no_
     again = {task.id: task.token for task in await storage.reserve(5)}
     assert sorted(again) == ["a", "b", "c"]
     assert min(again.values()) > 2**21
+
+
+async def test_a_held_task_that_another_process_is_writing_is_not_missing(stores, monkeypatch):
+    """A write takes the name of each file that it replaces; meanwhile the task has no name."""
+    storage, another = stores
+    await storage.enqueue_many(some_tasks("ab"))
+    await storage.renew()
+    (held,) = await storage.reserve(1)
+    loop = asyncio.get_running_loop()
+    claimed: list[str] = []
+    take = Writes._take
+
+    def take_and_stand_still(self, write, each):
+        take(self, write, each)
+        monkeypatch.setattr(Writes, "_take", take)
+        tasks = asyncio.run_coroutine_threadsafe(storage.reserve(1), loop).result(30)
+        claimed.extend(task.id for task in tasks)
+
+    monkeypatch.setattr(Writes, "_take", take_and_stand_still)
+    waiter = a_member("c", after=(held.id,))
+    with suppress(StorageError):
+        # The claim may have undone the write, which is made again then.
+        await another.enqueue_many([waiter])
+
+    assert claimed == ["b"]
+    assert (await storage.store_record()).epoch == 0

@@ -137,9 +137,10 @@ class FileSection(backend.Section):
 
     async def live_token(self, task_id: str) -> int | None:
         name = self._files.index.rows.get(task_id)
-        if name is None or name.owner:
-            return None if name is None else name.token
-        row = self._readable(name)
+        if name is not None and name.owner:
+            return name.token
+        # Without a name, another process may be writing it: the row is not missing then.
+        row = self._live(task_id)
         return None if row is None else row.token
 
     async def held(self, owners: Sequence[str], *, only_suspects: bool = False) -> list[Row]:
