@@ -12,7 +12,8 @@ take it for the end of the log, and create a commit there that no other process 
 3. Without such a proof, the result of a read or an append is valid only if the floor, read afterwards, is below
    its number. This includes an append that began with a proof and completed without one.
 
-The rules depend only on the rates of the two clocks, which may differ by a factor of four.
+The rules depend only on the rates of the two clocks, which may differ by a factor of four. So the server's clock must
+not jump ahead by an hour: young commits would look old, and a process with a proof could create their numbers again.
 """
 
 from __future__ import annotations
