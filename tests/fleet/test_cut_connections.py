@@ -60,6 +60,7 @@ class StoreUnderCuts:
     async def repeat_until_done(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make the call while connections are cut, and repeat it until it succeeds."""
         self._arm()
+        began = SYSTEM_CLOCK.monotonic()
         try:
             for _ in range(MOST_REPEATS):
                 try:
@@ -68,11 +69,15 @@ class StoreUnderCuts:
                 except StorageRefused:
                     raise
                 except StorageError:
-                    continue
+                    # NATS is not tried again within a call.
+                    await asyncio.sleep(0.02)
+                    if self._timeout is None or SYSTEM_CLOCK.monotonic() < began + self._timeout:
+                        continue
                 except TimeoutError:
-                    # The caller times out while the storage still repeats its attempts.
-                    self._timeout = None
-                    self.proxy.cancel_cuts()
+                    pass
+                # The caller times out while the storage still repeats its attempts, or the caller does.
+                self._timeout = None
+                self.proxy.cancel_cuts()
         finally:
             self.proxy.cancel_cuts()
         raise AssertionError(f"the call failed {MOST_REPEATS} times")
