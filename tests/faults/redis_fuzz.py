@@ -260,14 +260,20 @@ async def serving(seed: int, path: str, *, greets: bool) -> AsyncIterator[None]:
     """A hostile server at that socket."""
     server = HostileServer(seed, greets=greets)
     handlers: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+    is_over = False
 
     def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if is_over:
+            # Accepted before the listener was closed.
+            writer.transport.abort()
+            return
         handlers[writer] = asyncio.create_task(server.serve(reader, writer))
 
     listener = await asyncio.start_unix_server(serve, path)
     try:
         yield
     finally:
+        is_over = True
         listener.close()
         for writer, handler in handlers.items():
             handler.cancel()
