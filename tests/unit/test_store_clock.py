@@ -83,3 +83,14 @@ def test_an_observation_is_stale_after_a_minute() -> None:
 
     assert is_stale(store)
     assert not is_stale(clock), "a clock that the storage was given is always right"
+
+
+@pytest.mark.parametrize("micros", [-1, 0, 7, 10**15, 10**17])
+def test_a_time_of_no_clock_is_refused_and_not_used(micros):
+    """A reply of another shape may begin with any number: with a time in 1970, what ends now had expired."""
+    clock = StoreClock(ManualClock())
+    before = clock.micros()
+    with pytest.raises(ValueError, match="impossible time"):
+        clock.observe(micros, sent_at=clock.boot_micros())
+
+    assert clock.micros() == before

@@ -15,8 +15,9 @@ from datetime import datetime, timedelta
 from omniq.clock import SYSTEM_CLOCK, Clock, from_micros
 
 _EPOCH = from_micros(0)
-_LATEST = 32_503_680_000_000_000
-"""The year 3000: a later time is that of no clock, and sums with it would have no date."""
+_EARLIEST, _LATEST = 1_577_836_800_000_000, 32_503_680_000_000_000
+"""The years 2020 and 3000: another time is that of no clock, but a part of a reply of another shape. With an earlier
+one, what ends now would have expired long ago; sums with a later one would have no date."""
 
 _PRECISE = 1_000
 _FRESH = 60_000_000
@@ -49,7 +50,7 @@ class StoreClock:
         believed: most machines have the right time, and others are off by less than a step.
         Raises `ValueError` for an impossible time.
         """
-        if not 0 <= store_micros < _LATEST:
+        if not _EARLIEST <= store_micros < _LATEST:
             raise ValueError(f"an impossible time of the store: {store_micros}")
         self._observed_at = received_at = self._clock.boot_micros()
         low, high = store_micros - received_at, store_micros + step - sent_at

@@ -362,7 +362,6 @@ class ClaimLoop:
     async def count_left(self) -> int:
         """How many tasks wait; reports which of their functions no live worker runs."""
         left = await self._storage.count_waiting()
-        self._stats.counted(left)
         if left:
             await self._unknown.report_left()
         return left

@@ -261,13 +261,13 @@ class AsyncWorkerPool:
     async def _count_left(self, held: int) -> int:
         assert self._runtime is not None
         try:
-            left = await self._runtime.count_left()
+            self._stats.counted(left := await self._runtime.count_left())
         except StorageError as error:
             self.events.emit(events.WorkerProblem.of("count tasks", error))
             return self._stats.queued
         if left or self.is_supervised:
-            owner = self._storage.owner
-            self.events.emit(events.WorkerDrained(owner=owner, left=left, held=held))
+            drained = events.WorkerDrained(owner=self._storage.owner, left=left, held=held)
+            self.events.emit(drained)
         return left
 
     async def submit(self, func: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> str:
