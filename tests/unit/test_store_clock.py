@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
+
 from omniq.storage.store_clock import StoreClock, is_stale
 from omniq.testing.clock import ManualClock
 
