@@ -47,15 +47,19 @@ class _Forks:
         self._inherited: dict[_FileId, Path] = {}
         self._kept: list[int] = []
         self._unusable: set[_FileId] = set()
-        os.register_at_fork(
-            before=self._take_turns,
-            after_in_parent=self._return_turns,
-            after_in_child=self._take_locks,
-        )
+        self._is_registered = False
 
     def guard(self, turn: threading.Lock, database: _Database) -> None:
         """Have forks wait for the turn, which every user of a connection to the database holds meanwhile."""
         with self._lock:
+            if not self._is_registered:
+                # Not at the import, which has no effect on a program without a store.
+                self._is_registered = True
+                os.register_at_fork(
+                    before=self._take_turns,
+                    after_in_parent=self._return_turns,
+                    after_in_child=self._take_locks,
+                )
             self._turns[turn] = database
 
     def check(self, database: _Database) -> None:
