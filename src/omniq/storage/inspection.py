@@ -153,7 +153,8 @@ class Inspection:
         throughout, exactly once, newest first. A storage without an order of enqueue sorts by the
         ids that omniq makes; of tasks with other ids it then reads the first thousand.
     Q8. `oldest_by_queue` has an entry for each queue in which a task is due: for how long its first
-        task has been due. A task that is held or not due yet does not count.
+        task has been due. A task that is held or not due yet does not count. Redis reads the due times of a
+        thousand tasks; of more, a fair key or ageing can make it miss one that is due earlier.
     """
 
     _serializer: Serializer

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from omniq.errors import InvalidTask, InvalidValue
-from omniq.models import Task, TaskStatus
+from omniq.models import FairShare, Task, TaskStatus
 from omniq.outcomes import Retried, Succeeded
 from omniq.storage.base import BaseStorage
 from omniq.testing.builders import (
@@ -439,3 +439,20 @@ class ReadingContract(ContractPart):
 
         assert stats.oldest_by_queue == {"busy": 30.0, "late": 10.0}
         assert stats.oldest_due_age == 30.0
+
+    @promise("Q8")
+    async def test_the_age_of_a_queue_does_not_depend_on_the_order_of_claims(
+        self, storage: BaseStorage, clock: ManualClock
+    ) -> None:
+        # Both of the later tasks may be claimed first.
+        first = a_task("a", ageing=60), a_task("b", queue="shared")
+        await storage.enqueue_many(first)
+        clock.advance(30)
+        second = (
+            a_task("c", ageing=60, priority=3),
+            a_task("d", queue="shared", fair=FairShare(key="k")),
+        )
+        await storage.enqueue_many(second)
+        clock.advance(5)
+
+        assert (await storage.stats()).oldest_by_queue == {"default": 35.0, "shared": 35.0}
