@@ -157,11 +157,12 @@ def test_the_port_does_not_grow():
 def test_the_rules_are_applied_by_the_engine_alone():
     engine = {
         "engine",
+        "lease_engine",
         "recovery_engine",
         "dead_letter_engine",
         "operator_engine",
         "flow_engine",
-        "release_waiters",
+        "release_dependents",
         "step",
         "claim",
         "gate_states",

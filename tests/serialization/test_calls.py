@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from omniq import AsyncTaskQueue, InvalidTask, SerializationError
-from omniq.tasks.function_types import FunctionTypes
+from omniq.tasks.arguments import FunctionTypes
 from tests.serialization import sample_tasks
 from tests.serialization.kinds import ECHOES, Color, Node, User
 from tests.serialization.sample_tasks import Invoice, Order

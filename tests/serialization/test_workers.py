@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from omniq import AsyncTaskQueue, SerializationError, Task, TaskFailed
 from omniq.tasks.annotations import converter_of
-from omniq.tasks.function_types import FunctionTypes
+from omniq.tasks.arguments import FunctionTypes
 from tests.serialization import sample_tasks
 from tests.serialization.kinds import KINDS, Color, Contact, User
 from tests.serialization.sample_tasks import RUNS, Intruder, Order

@@ -20,7 +20,7 @@ from omniq import (
     TaskStatus,
 )
 from omniq.events import WorkerProblem
-from omniq.tasks.function_types import FunctionTypes
+from omniq.tasks.arguments import FunctionTypes
 from omniq.tasks.secret_parameters import secret_parameters
 from tests.worker import resource_tasks
 from tests.worker.recorder import until

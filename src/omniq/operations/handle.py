@@ -21,8 +21,8 @@ from omniq.errors import (
 from omniq.models import Progress, Task, TaskStatus
 from omniq.operations.output_stream import OutputIterator, OutputStream
 from omniq.operations.task_changes import change_task, run_task_now
+from omniq.tasks.arguments import FunctionTypes
 from omniq.tasks.durations import Duration, seconds_of
-from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.task_output import OutputChunk
 
 if TYPE_CHECKING:

@@ -42,10 +42,10 @@ from omniq.scheduling.due_times import (
     task_now,
 )
 from omniq.storage.base import BaseStorage
+from omniq.tasks.arguments import FunctionTypes
 from omniq.tasks.context import TaskContext
 from omniq.tasks.declared_schedules import Cron, DeclaredSchedule, Interval
 from omniq.tasks.durations import Duration, seconds_of
-from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import functions_in, options_of, own_path_of, path_of
 from omniq.tasks.options import SequenceOnFailure, refuse_unknown
 from omniq.tasks.task_builder import TaskBuilder, call_options

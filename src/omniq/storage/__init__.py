@@ -13,7 +13,8 @@
 | `types` | values that a storage exchanges with its callers and its backend |
 | `row_rules` | a task as a storage holds it, and every change it may go through |
 | `engine` | every verb of the contract as atomic steps over a backend: enqueue, claim, record |
-| `recovery_engine` | the same for leases, the tasks of dead workers, and stores that went back |
+| `lease_engine` | the same for the lease of an owner, and stores that went back |
+| `recovery_engine` | the same for the tasks of dead workers |
 | `dead_letter_engine`, `checkpoint_engine`, `schedule_engine` | the same for dead letters, checkpoints and progress, and schedules |
 | `flow_engine`, `output_engine` | the same for workflows, and for the output of tasks |
 | `operator_engine`, `retention_engine` | the same for operators, and for what has expired |
@@ -24,7 +25,7 @@
 | `claim` | which rows an owner gets, and in which order |
 | `fairness` | the place in line of tasks with a `fair_key` |
 | `sequences` | tasks with one key, one at a time and in order |
-| `release_waiters` | what the end of a record changes in others |
+| `release_dependents` | what the end of a record changes in others |
 | `pauses` | queues and functions of which nothing is claimed |
 | `incarnation` | notices that a store has gone back to an earlier state |
 | `gate_states` | limits and breakers in one step: who enters, who is parked, who is offered room |

@@ -3,7 +3,7 @@
 Each verb is one atomic step: it reads rows and documents in a section of the backend, applies the rules
 of `row_rules` and `gate_rules`, and writes the changes. When the backend says that what was read has
 changed meanwhile (`Moved`), the step begins again. This module has the steps of
-tasks that wait and run; `recovery_engine`, `dead_letter_engine` and the others have the rest.
+tasks that wait and run; `lease_engine`, `recovery_engine`, `dead_letter_engine` and the others have the rest.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from omniq.storage.incarnation import GivenTokens
 from omniq.storage.insertion import insertion, read_unique_keys
 from omniq.storage.inspection import TaskQuery
 from omniq.storage.known_rows import KnownRows
+from omniq.storage.lease_engine import LeaseEngine
 from omniq.storage.operator_engine import OperatorEngine
 from omniq.storage.pending_hooks import pending_hook
-from omniq.storage.recovery_engine import RecoveryEngine
 from omniq.storage.row_rules import FORMAT, Finish, Row
 from omniq.storage.schedule_engine import ScheduleEngine
 from omniq.storage.step import EncodeFinish, Step
 from omniq.storage.types import Claim, Identity
 
 
-class Engine(RecoveryEngine, CheckpointEngine, DeadLetterEngine, OperatorEngine, ScheduleEngine):
+class Engine(LeaseEngine, CheckpointEngine, DeadLetterEngine, OperatorEngine, ScheduleEngine):
     """The verbs of the storage contract over one backend."""
 
     def __init__(

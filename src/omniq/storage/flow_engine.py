@@ -1,6 +1,6 @@
 """The engine's steps for workflows: cancelling all records below another, events, groups, retries, retention.
 
-The effects of the end of a record on others are in `release_waiters`. Work that a step does not complete is stored in documents
+The effects of the end of a record on others are in `release_dependents`. Work that a step does not complete is stored in documents
 of the kind `flow_work`; `advance` does it in further steps.
 """
 
@@ -31,7 +31,7 @@ from omniq.storage.engine_base import atomic
 from omniq.storage.inspection import TaskQuery
 from omniq.storage.output_engine import OutputEngine
 from omniq.storage.pending_hooks import HOOK
-from omniq.storage.release_waiters import (
+from omniq.storage.release_dependents import (
     FLOW_WORK,
     Edge,
     FlowWork,

@@ -11,7 +11,7 @@ from omniq.errors import InvalidTask, StaleClaim
 from omniq.models import TaskStatus
 from omniq.storage import row_rules
 from omniq.storage.backend import Changes, DocumentChange, Record, Section
-from omniq.storage.release_waiters import FLOW_WORK, Edge, FlowWork, add_edges, work_change
+from omniq.storage.release_dependents import FLOW_WORK, Edge, FlowWork, add_edges, work_change
 from omniq.storage.row_rules import Row, Workflow
 from omniq.storage.sequences import UNKNOWN, Sequences, key_of
 

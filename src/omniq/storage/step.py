@@ -15,7 +15,7 @@ from omniq.storage import row_rules
 from omniq.storage.backend import ANY, Changes, DocumentChange, Ended, Record, Section
 from omniq.storage.fairness import Places
 from omniq.storage.gate_states import GateStates
-from omniq.storage.release_waiters import Ends
+from omniq.storage.release_dependents import Ends
 from omniq.storage.row_rules import Finish, Row, Settled
 from omniq.storage.row_seals import RowSeals
 from omniq.storage.stored_output import cleared_output

@@ -22,7 +22,7 @@
 - `task_output`: what `ctx.log` and `ctx.stream` store
 - `error_rules`: whether a retry may help after an error
 - `signature`: how a worker calls a function
-- `function_types`: which arguments a function accepts, and their types
+- `arguments`: which arguments a function accepts, and their types
 - `annotations`, `converters`, `record_converters`: from types of annotations to plain data and back
 - `resources`: `Resource`, parameters that a worker fills in
 - `secret_parameters`: which arguments are hidden

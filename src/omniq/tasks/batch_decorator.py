@@ -133,7 +133,7 @@ def _check_parameters(
 ) -> None:
     """Raise `InvalidTask` for parameters that no task can have, if all annotations have a meaning now."""
     # Imported late: a program that only declares tasks of one item does not need it.
-    from omniq.tasks.function_types import FunctionTypes, hints_of
+    from omniq.tasks.arguments import FunctionTypes, hints_of
 
     hints = hints_of(func, signature)
     is_known = not any(

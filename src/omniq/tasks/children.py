@@ -45,8 +45,8 @@ from omniq.tasks.flow_records import (
 from omniq.tasks.steps import RunCheckpoint, WorkerServices, await_or_block, run_on_loop_of
 
 if TYPE_CHECKING:
+    from omniq.tasks.arguments import FunctionTypes
     from omniq.tasks.context import TaskContext
-    from omniq.tasks.function_types import FunctionTypes
 
 P = ParamSpec("P")
 R = TypeVar("R")

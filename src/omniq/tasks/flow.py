@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from omniq.queue.async_queue import EnqueueOptions
+    from omniq.tasks.arguments import FunctionTypes
     from omniq.tasks.context import TaskContext
-    from omniq.tasks.function_types import FunctionTypes
 
     class NodeOptions(EnqueueOptions, total=False):
         """The options of `flow.options(…)`: those of `queue.options(…)`, `after`, `after_any` and `undo`."""

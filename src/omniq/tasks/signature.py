@@ -12,9 +12,9 @@ import msgspec
 
 from omniq.errors import InvalidTask, SerializationError
 from omniq.models import PermanentError, Task
+from omniq.tasks.arguments import FunctionTypes
 from omniq.tasks.batches import Batch, batch_of
 from omniq.tasks.error_rules import ErrorRules
-from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import options_of
 from omniq.tasks.options import Executor
 from omniq.tasks.versions import FIRST_VERSION, Upcasters, WrongSignature, upcast

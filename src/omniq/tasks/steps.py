@@ -34,8 +34,8 @@ from omniq.tasks.control import Snooze
 
 if TYPE_CHECKING:
     from omniq.storage.base import BaseStorage
+    from omniq.tasks.arguments import FunctionTypes
     from omniq.tasks.context import TaskContext
-    from omniq.tasks.function_types import FunctionTypes
     from omniq.tasks.task_builder import TaskBuilder
     from omniq.tasks.task_enqueuer import NewTasks
 

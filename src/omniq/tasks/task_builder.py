@@ -29,8 +29,8 @@ from omniq.models import (
 )
 from omniq.serialization import MsgspecSerializer, keeps_objects
 from omniq.settings import Settings
+from omniq.tasks.arguments import FunctionTypes
 from omniq.tasks.durations import Duration, seconds_of
-from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import not_a_function, options_of, pass_to_queue, path_of
 from omniq.tasks.options import TaskOptions, check_limits, check_options
 from omniq.tasks.secret_parameters import secret_parameters

@@ -30,7 +30,7 @@ from omniq.storage.backend import Changes
 from omniq.storage.memory import MemoryStorage
 from omniq.storage.row_rules import Row, task_of
 from omniq.storage.tables import Tables
-from omniq.tasks.function_types import FunctionTypes
+from omniq.tasks.arguments import FunctionTypes
 from omniq.tasks.functions import path_of
 from omniq.tasks.task_output import OutputPage, OutputPosition
 from omniq.testing.clock import ManualClock

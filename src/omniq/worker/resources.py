@@ -16,8 +16,8 @@ from pathlib import PurePath
 from typing import Any, Protocol
 
 from omniq.errors import InvalidTask
+from omniq.tasks.arguments import hints_of, is_context
 from omniq.tasks.context import TaskContext
-from omniq.tasks.function_types import hints_of, is_context
 from omniq.tasks.resources import Resource, ResourceParameter, resource_parameters
 
 CLOSE_SECONDS = 10.0

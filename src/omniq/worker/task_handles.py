@@ -12,8 +12,8 @@ from omniq.models import Progress, Task, TaskStatus
 from omniq.operations.handle import AsyncTaskHandle
 from omniq.operations.output_stream import OutputIterator
 from omniq.storage.base import BaseStorage
+from omniq.tasks.arguments import FunctionTypes
 from omniq.tasks.durations import Duration
-from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.steps import WorkerServices, run_on_loop_of
 from omniq.tasks.task_output import OutputChunk
 

@@ -22,9 +22,9 @@ from omniq.models import Task
 from omniq.operations.handle import AsyncTaskHandle, TaskHandle
 from omniq.outcomes import Succeeded
 from omniq.storage.base import BaseStorage
+from omniq.tasks.arguments import FunctionTypes
 from omniq.tasks.context import TaskContext
 from omniq.tasks.enqueued_ids import EnqueuedIds
-from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.task_builder import TaskBuilder, builder_for
 from omniq.tasks.task_enqueuer import NewTasks
 from omniq.worker.executors.execution import Execution

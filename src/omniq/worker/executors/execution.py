@@ -32,10 +32,10 @@ from omniq.outcomes import (
 )
 from omniq.retry import ExponentialBackoff, ListedDelays, may_retry, next_delay
 from omniq.serialization import Serializer, keeps_objects
+from omniq.tasks.arguments import FunctionTypes
 from omniq.tasks.context import TaskContext
 from omniq.tasks.control import Discard, Retry, Signal, Snooze, Suspend
 from omniq.tasks.error_rules import ErrorRules, explain, failed_step_of
-from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import FunctionCache
 from omniq.tasks.signature import Callee, as_raised, callee_of
 from omniq.tasks.versions import WrongSignature

@@ -36,10 +36,10 @@ from omniq.serialization import Serializer, encode_internal, keeps_objects
 from omniq.settings import Settings
 from omniq.storage.store_clock import StoreClock
 from omniq.tasks import context
+from omniq.tasks.arguments import FunctionTypes
 from omniq.tasks.context import TaskContext
 from omniq.tasks.control import Signal
 from omniq.tasks.error_rules import ErrorRules, explain
-from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.functions import resolve
 from omniq.tasks.signature import Callee, as_raised, callee_of, item_of
 from omniq.tasks.task_builder import TaskBuilder

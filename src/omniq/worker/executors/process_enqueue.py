@@ -33,8 +33,8 @@ from omniq.models import Progress, Task, TaskResult
 from omniq.operations.handle import AsyncTaskHandle, TaskHandle
 from omniq.serialization import Serializer, internal_decoder
 from omniq.storage.base import BaseStorage
+from omniq.tasks.arguments import FunctionTypes
 from omniq.tasks.context import TaskContext
-from omniq.tasks.function_types import FunctionTypes
 from omniq.tasks.steps import Place
 from omniq.tasks.task_enqueuer import NewTasks
 from omniq.worker.executors.process_flows import FlowAnswer, FlowRequest, answer_flow

@@ -1,6 +1,7 @@
 """The processes of `omniq worker`.
 
-- `supervisor`: `Worker`, which handles signals and exit codes.
+- `supervisor`: `Worker`: starts the pools, stops and restarts them, returns the exit code.
+- `shutdown`: what SIGTERM, SIGINT, SIGQUIT and SIGHUP ask of a worker.
 - `pool_process`: the pool in this process, for `--processes 1`.
 - `start_report`: what a worker says when it starts.
 - `file_watch`: notices changed Python files, for `--reload`.

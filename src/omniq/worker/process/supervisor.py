@@ -1,20 +1,16 @@
-"""`Worker`: what `omniq worker` runs. Processes, signals, exit codes.
+"""`Worker`: what `omniq worker` runs. Processes, requests to stop and to restart, exit codes.
 
-The first SIGTERM or SIGINT: stop claiming, wait for running tasks up to the shutdown timeout, release
-the rest without using an attempt, exit 0. The second one, or SIGQUIT: release what can be released
-within half a second, exit 128 + the signal's number. SIGHUP counts as SIGTERM where there is a
-terminal that can be closed; it is ignored elsewhere, and under nohup.
+What signals ask of it is in `shutdown`.
 """
 
 from __future__ import annotations
 
 import os
-import signal as signals
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -49,31 +45,19 @@ from omniq.worker.process.pool_process import (
     StopAsked,
     WorkerConfig,
 )
+from omniq.worker.process.shutdown import StoppedWhileStarting, StopRequest, StopSignals
 from omniq.worker.process.start_report import address
 from omniq.worker.process.worker_children import WorkerChildConfig, WorkerChildren
 
 MIN_LEASE = 0.5
 """Seconds. A shorter lease expires on a busy machine, however often it is renewed."""
 
-_ONE_STOP = 0.3
-"""Signals within this time count as one: some programs signal a process, and then its group."""
-
 _LAST_STEPS = 0.5
 _NEVER = float("inf")
 
 
-class _StopRequest(msgspec.Struct, frozen=True):
-    timeout: float | None
-    force: bool = False
-    signal: int = 0
-
-
 class _FilesChanged(msgspec.Struct, frozen=True):
     names: list[str]
-
-
-class _StoppedWhileStarting(BaseException):
-    """A signal arrived while the user's modules were being imported: nothing has been claimed."""
 
 
 class Worker:
@@ -141,13 +125,12 @@ class Worker:
         self._reload = reload
         self._check_processes()
         self._check_reload()
-        self._inbox: Inbox[Notice | _StopRequest | _FilesChanged] = Inbox()
+        self._inbox: Inbox[Notice | StopRequest | _FilesChanged] = Inbox()
         self._clock = self.storage.clock
         self._events = Dispatcher()
         log.attach(self._events)
         self._owns_process = False
         self._is_starting = False
-        self._first_signal_at: float | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.deaths: dict[int, str] = {}
@@ -175,10 +158,13 @@ class Worker:
         before it claims anything.
         """
         self._owns_process = True
-        with self._inbox.woken_by_signals(), self._handling_signals(), self._watching_files():
+        stop_signals = StopSignals(
+            self._inbox.put, self.config.shutdown_timeout, self._clock, lambda: self._is_starting
+        )
+        with self._inbox.woken_by_signals(), stop_signals.handled(), self._watching_files():
             try:
                 runner = self._make_runner()
-            except _StoppedWhileStarting:
+            except StoppedWhileStarting:
                 return 0
             except SettingsError as error:
                 if not self._reload:
@@ -220,7 +206,7 @@ class Worker:
 
     def request_stop(self, timeout: float | None, *, force: bool = False) -> None:
         """Ask the worker to stop, from any thread; returns immediately. A later call can shorten it."""
-        self._inbox.put(_StopRequest(timeout, force))
+        self._inbox.put(StopRequest(timeout, force))
 
     def __enter__(self) -> Self:
         self.start()
@@ -338,14 +324,14 @@ class Worker:
                 case Recycle():
                     # The process belongs to the caller. The pool waits until its threads have returned.
                     pass
-                case _StopRequest(force=True, signal=signal):
+                case StopRequest(force=True, signal=signal):
                     self.needs_restart = False
                     return self._release_and_end(runner, signal)
                 case StopAsked(restart):
                     self.needs_restart = restart and self._owns_process and not is_stopping
                     is_stopping = self.was_asked_to_stop = not self.needs_restart
                     deadline = self._stop(runner, deadline, self.config.shutdown_timeout)
-                case _StopRequest(timeout=timeout):
+                case StopRequest(timeout=timeout):
                     is_stopping, self.needs_restart = True, False
                     # A worker that has not started has nothing to finish.
                     deadline = self._stop(runner, deadline, timeout if has_started else 0.0)
@@ -388,10 +374,10 @@ class Worker:
                     self._report_change(names)
                     self.needs_restart = True
                     return 0
-                case _StopRequest():
+                case StopRequest():
                     return 0
 
-    def _next_notice(self, deadline: float) -> Notice | _StopRequest | _FilesChanged | None:
+    def _next_notice(self, deadline: float) -> Notice | StopRequest | _FilesChanged | None:
         """The next notice; None when the deadline has passed."""
         while True:
             remaining = deadline - self._clock.monotonic()
@@ -428,44 +414,10 @@ class Worker:
         finally:
             ready.set()
 
-    # Signals
-
-    @contextmanager
-    def _handling_signals(self) -> Iterator[None]:
-        before = {number: signals.getsignal(number) for number in _stop_signals()}
-        for number in before:
-            signals.signal(number, self._on_signal)
-        console.unblock_signals()
-        if signals.SIGHUP not in before:
-            before[signals.SIGHUP] = signals.signal(signals.SIGHUP, signals.SIG_IGN)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signals.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._is_starting:
-            raise _StoppedWhileStarting
-        now = self._clock.monotonic()
-        if self._first_signal_at is None:
-            self._first_signal_at = now
-        elif number != signals.SIGQUIT and now - self._first_signal_at < _ONE_STOP:
-            return
-        force = now > self._first_signal_at or number == signals.SIGQUIT
-        self._inbox.put(_StopRequest(self.config.shutdown_timeout, force, number))
-
 
 def _is_in_code(error: BaseException | None) -> bool:
     """Whether the error may go when the code is changed."""
     return isinstance(error, OmniqError) and not isinstance(error, StorageError)
-
-
-def _stop_signals() -> list[signals.Signals]:
-    numbers = [signals.SIGTERM, signals.SIGINT, signals.SIGQUIT]
-    if os.isatty(0) and signals.getsignal(signals.SIGHUP) != signals.SIG_IGN:
-        numbers.append(signals.SIGHUP)
-    return numbers
 
 
 def _checked(config: WorkerConfig) -> WorkerConfig:
