@@ -50,7 +50,7 @@ def test_a_stopped_worker_finishes_its_task_and_exits(run_worker, queue, folder)
     wait_until(lambda: running.status() is TaskStatus.RUNNING)
 
     assert queue.workers.stop(info.id)
-    worker.wait_for("worker.stop_requested")
+    worker.wait_for("worker.stopping")
     left = queue.enqueue("tasks.add", 1, 2)
     (folder / "go").touch()
 

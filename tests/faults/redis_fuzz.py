@@ -274,6 +274,12 @@ async def serving(seed: int, path: str, *, greets: bool) -> AsyncIterator[None]:
         yield
     finally:
         is_over = True
+        # asyncio on Python 3.11 leaks a connection that is accepted while its listener is closed. So the
+        # listener accepts nothing any more, and what it has accepted is served, before it is closed.
+        for socket in listener.sockets:
+            asyncio.get_running_loop().remove_reader(socket.fileno())
+        for _ in range(3):
+            await asyncio.sleep(0)
         listener.close()
         for writer, handler in handlers.items():
             handler.cancel()
