@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -54,6 +55,41 @@ class WorkerProcesses:
         assert worker.stdout is not None
         assert await asyncio.to_thread(worker.stdout.readline) == "ready\n"
         return worker
+
+    async def paused(self, queue: AsyncTaskQueue, seconds: float, at: str) -> tuple[Any, Any]:
+        """A worker that has stopped itself at that place, and the handle of its task.
+
+        Another thread of it may be writing at that instant, and a stopped process holds its locks. Then nobody
+        can write before it goes on: it is killed, and the next one tries.
+        """
+        while True:
+            handle = await queue.enqueue(work, str(self.folder), seconds)
+            worker = self.start(LEASE, failpoints=at)
+            await wait_until(lambda worker=worker: is_stopped(worker))
+            if not self.is_locked():
+                return worker, handle
+            worker.kill()
+            await asyncio.to_thread(worker.wait)
+            await handle.cancel()
+
+    async def pause(self, worker: subprocess.Popen[str]) -> None:
+        """Stop a worker while it holds no lock of the database."""
+        worker.send_signal(signal.SIGSTOP)
+        while self.is_locked():
+            worker.send_signal(signal.SIGCONT)
+            await asyncio.sleep(0.02)
+            worker.send_signal(signal.SIGSTOP)
+
+    def is_locked(self) -> bool:
+        database = sqlite3.connect(self.folder / "tasks.db", timeout=1.0, isolation_level=None)
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            return True
+        finally:
+            database.close()
+        return False
 
     async def end(self, worker: subprocess.Popen[str]) -> dict[str, Any]:
         """Stop a worker with SIGTERM and return the statistics of its pool."""
@@ -137,7 +173,7 @@ async def test_the_outcome_of_a_worker_paused_past_its_lease_is_refused(processe
     first = await processes.ready(LEASE)
     handle = await queue.enqueue(work, str(processes.folder), 2.0)
     await processes.started(handle.id, 1)
-    first.send_signal(signal.SIGSTOP)
+    await processes.pause(first)
     await processes.ready(STEADY_LEASE)
     assert await handle.result(timeout=20) == 2
     stopped_until = time.monotonic() + 3 * LEASE
@@ -154,10 +190,8 @@ async def test_the_outcome_of_a_worker_paused_past_its_lease_is_refused(processe
 @pytest.mark.fault("F16")
 async def test_an_outcome_paused_while_it_is_recorded_is_refused_and_counted(processes, queue):
     """F16, the shortest window: the outcome is on its way to the store."""
-    handle = await queue.enqueue(work, str(processes.folder), 0.05)
     # The first round trip claims the task; the process pauses at the second, which records.
-    first = await processes.ready(LEASE, failpoints="record_and_claim.before=stop@2")
-    await wait_until(lambda: is_stopped(first))
+    first, handle = await processes.paused(queue, 0.05, "record_and_claim.before=stop@2")
     assert await handle.status() is TaskStatus.RUNNING
     await processes.ready(STEADY_LEASE)
     assert await handle.result(timeout=20) == 2
@@ -171,9 +205,7 @@ async def test_an_outcome_paused_while_it_is_recorded_is_refused_and_counted(pro
 @pytest.mark.fault("F17")
 async def test_a_worker_paused_while_it_claims_does_not_start_the_task(processes, queue):
     """F17: the claim is stored, and the worker reads the reply when the lease has expired."""
-    handle = await queue.enqueue(work, str(processes.folder), LONG)
-    first = processes.start(LEASE, failpoints="record_and_claim.after=stop@1")
-    await wait_until(lambda: is_stopped(first))
+    first, handle = await processes.paused(queue, LONG, "record_and_claim.after=stop@1")
     assert await handle.status() is TaskStatus.RUNNING
     second = await processes.ready(STEADY_LEASE)
     started = await processes.started(handle.id, 2)
