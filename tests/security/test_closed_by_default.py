@@ -63,12 +63,14 @@ def loaded_paths() -> Iterator[str]:
 
 
 def marked_paths() -> set[str]:
+    """The paths of marked functions, also those by another name of their module, or of one that imports them."""
     return {
-        f"{value.__module__}.{value.__qualname__}"
-        for module in list(sys.modules.values())
+        path
+        for module_name, module in list(sys.modules.items())
         if issubclass(type(module), ModuleType)
-        for value in list(object.__getattribute__(module, "__dict__").values())
+        for name, value in list(object.__getattribute__(module, "__dict__").items())
         if type(value) is FunctionType and MARK in value.__dict__
+        for path in (f"{value.__module__}.{value.__qualname__}", f"{module_name}.{name}")
     }
 
 
