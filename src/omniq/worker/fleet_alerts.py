@@ -1,6 +1,7 @@
 """Reports what a worker sees of the fleet: stalled workers, wrong clocks, stuck tasks, breakers.
 
-Every worker checks, and emits events to its listeners; a worker without listeners does not check.
+The workers of a fleet share the checks, and each emits events to its listeners. A worker without listeners does
+not check.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Maintenance:
             self._every(_ORPHANS_EVERY, self.purge_orphans),
             self._every(_PROGRESS_EVERY, self.store_progress),
             self._every(_BREAKERS_EVERY, self._alerts.check_breakers),
-            self._every(_WORKERS_EVERY, self._alerts.check_workers),
+            self._every(lambda: self._watch.pause(_WORKERS_EVERY), self._alerts.check_workers),
             self._every(min(self._lease, _HOOKS_EVERY), self._hooks.take_lost),
             self._repeat(self.store_history),
         )
