@@ -269,6 +269,9 @@ class PostgresBackend(Backend):
     async def wait_for_work(self, timeout: float) -> None:
         await self.wakeups.wait_for_work(timeout)
 
+    def idle_wait(self, poll_interval: float) -> float:
+        return self.wakeups.idle_wait(poll_interval)
+
     async def read_clock(self) -> None:
         sent_at = self.clock.boot_micros()
         ((now,),) = await self.reader.call("micros", None)

@@ -37,6 +37,16 @@ _MOST_LOOKED_UP = 1_000
 _LOOKUP_PAUSE = 0.05
 """Seconds between two lookups of cancelled tasks."""
 
+_TEST_AFTER = 2.0
+"""Seconds without a notification after which a worker that begins to wait sends one, for all of them."""
+
+_PROOF_SECONDS = 10.0
+"""For how long a notification that has arrived proves that others do."""
+
+_LONGEST_IDLE_WAIT, _MOST_POLLS = 5.0, 5
+"""While they are proved to arrive, an idle worker claims without one after `_MOST_POLLS` polling intervals, at
+most after `_LONGEST_IDLE_WAIT` seconds."""
+
 _INSTANT = re.compile(r"\d{1,19}")
 
 
@@ -46,7 +56,9 @@ class Wakeups:
     def __init__(self, target: Target, wakeups: LocalWakeups, clock: Clock) -> None:
         self._local_wakeups = wakeups
         self._clock = clock
-        self._listener = Listener(target, clock, self._on_notification, self._wake_sleepers)
+        self._listener = Listener(target, clock, self._on_notification, self._on_lost)
+        # When a notification has arrived last.
+        self._notified_at = -inf
         # Task id to the number of callers that wait for its result.
         self._awaited_results: dict[str, int] = {}
         self._ended_waits = 0
@@ -93,6 +105,18 @@ class Wakeups:
 
     # Waiting for work
 
+    def idle_wait(self, poll_interval: float) -> float:
+        """How long to wait for a notification: see `Backend.idle_wait`."""
+        if self._clock.monotonic() - self._notified_at > _PROOF_SECONDS:
+            return poll_interval
+        return max(poll_interval, min(poll_interval * _MOST_POLLS, _LONGEST_IDLE_WAIT))
+
+    async def _test_notifications(self) -> None:
+        """Send a notification to all that listen. Losing it does no harm, so its commit waits for no disk."""
+        await self._listener.fetch_row(
+            "SELECT pg_catalog.set_config('synchronous_commit', 'off', true), {schema}.notify('h')"
+        )
+
     async def wait_for_work(self, timeout: float) -> None:
         """Return when there may be work for the last claim's queues, or after `timeout` seconds."""
         clock = self._clock
@@ -101,6 +125,11 @@ class Wakeups:
         with self._local_wakeups.listen_for_work() as notified:
             # The caller has just started a claim, which is to run before this.
             await self._clock.sleep(0)
+            if (
+                "work" in self._listener.held_locks
+                and clock.monotonic() - self._notified_at > _TEST_AFTER
+            ):
+                self._run_in_background(self._test_notifications())
             while not (self._was_notified or notified.done()):
                 needs_lock = self._wants_work and "work" not in self._listener.held_locks
                 if needs_lock and clock.monotonic() >= self._listener.connect_not_before:
@@ -162,6 +191,11 @@ class Wakeups:
         for sleeper in self._sleepers:
             finish(sleeper)
 
+    def _on_lost(self) -> None:
+        """The connection is lost, perhaps with notifications: a wait checks for work on the next one."""
+        self._notified_at = -inf
+        self._wake_sleepers()
+
     # Waiting for results
 
     @asynccontextmanager
@@ -191,7 +225,8 @@ class Wakeups:
     # Notifications
 
     def _on_notification(self, message: str) -> None:
-        """Handle "w<visible>" (work), "r<ids>" (results; no ids: any) or "c<id>" (cancelled)."""
+        """Handle "w<visible>" (work), "r<ids>" (results; no ids: any), "c<id>" (cancelled) or "h" (a test)."""
+        self._notified_at = self._clock.monotonic()
         kind, text = message[:1], message[1:]
         if kind == "w" and _INSTANT.fullmatch(text):
             if int(text) > self._clock.micros():
