@@ -294,6 +294,11 @@ class TestMain:
 
         assert "move the function to a module" in self.run(tmp_path, *arguments)
 
+    def test_the_error_about_a_script_says_which_name_can_be_imported(self, tmp_path):
+        (tmp_path / "my-script.py").write_text(self.SCRIPT)
+
+        assert "rename the file to my_script.py" in self.run(tmp_path, "my-script.py")
+
     def test_a_function_typed_into_the_interpreter_is_told_to_use_a_module(self, tmp_path):
         message = self.run(tmp_path, "-", text=self.SCRIPT)
 

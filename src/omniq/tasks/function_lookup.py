@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -331,6 +332,19 @@ def main_name() -> str | None:
         return None
     origin = None if found is None else found.origin
     return name if origin and Path(origin).resolve() == Path(file).resolve() else None
+
+
+def why_main_is_unfit() -> str:
+    """Why no other process can import the script of __main__, and what to do."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = Path(file or "")
+    importable = re.sub(r"\W", "_", script.stem)
+    if file is not None and importable != script.stem and importable.isidentifier():
+        return (
+            f"a worker cannot import {script.name}; rename the file to {importable}{script.suffix}, "
+            "or move the function to a module"
+        )
+    return "a worker cannot import __main__; move the function to a module"
 
 
 # Marked functions

@@ -45,6 +45,7 @@ from omniq.tasks.function_lookup import (
     loaded_function,
     main_name,
     marked_methods,
+    why_main_is_unfit,
     why_unfit,
 )
 from omniq.tasks.options import (
@@ -187,10 +188,7 @@ def own_path_of(func: Callable[..., Any]) -> str:
         raise InvalidTask(f"{_name_of(func)} cannot be a task: {reason}")
     module = main_name() if is_main(func.__module__) else func.__module__
     if module is None:
-        raise InvalidTask(
-            f"{_name_of(func)} cannot be a task: a worker cannot import __main__; "
-            "move the function to a module"
-        )
+        raise InvalidTask(f"{_name_of(func)} cannot be a task: {why_main_is_unfit()}")
     if is_refused(module):
         raise InvalidTask(
             f"{_name_of(func)} cannot be a task: functions of {module} are never run; "
