@@ -187,6 +187,29 @@ def test_stop_waits_for_running_tasks_and_claims_no_more(queue, storage, gate, l
     assert waiting.status() is TaskStatus.PENDING
 
 
+@pytest.mark.parametrize("after", [0.0, 0.001, 0.01])
+def test_a_stop_that_arrives_while_the_worker_starts_waits_for_what_was_claimed(
+    queue, storage, gate, after
+):
+    """Such a task may run only once: if it were released, it would be a dead letter."""
+    handles = [queue.options(max_crashes=0).enqueue(ADD, number, 1) for number in range(20)]
+    worker = Worker(storage, [MODULE])
+
+    def stop_soon() -> None:
+        timer = threading.Timer(after, worker.request_stop, [30.0])
+        timer.start()
+        if not after:
+            timer.join()
+
+    worker.before_claims = stop_soon
+    worker.start()
+    worker.stop()
+
+    ends = {handle.status() for handle in handles}
+    assert ends <= {TaskStatus.SUCCESS, TaskStatus.PENDING}
+    assert queue.dead.list() == []
+
+
 @pytest.mark.parametrize("function", [HOLD, STUBBORN])
 def test_stop_releases_tasks_that_do_not_end_in_time(queue, storage, gate, function):
     worker = Worker(storage, [MODULE])

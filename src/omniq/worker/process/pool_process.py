@@ -202,6 +202,7 @@ class PoolProcess:
         log.attach(self._events)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._may_hold_tasks = False
         self._is_working = False
         self._unfinished: list[Task] = []
         self._end: asyncio.Task[None] | None = None
@@ -288,7 +289,10 @@ class PoolProcess:
 
     async def _work(self) -> None:
         """Wait until the running pool has ended, by request or by itself."""
-        if self._stopping.is_set():
+        self._is_working = True
+        with self._lock:
+            is_stop_requested = self._is_stop_requested
+        if is_stop_requested:
             self._begin_stop()
         try:
             if self._config.burst and not self._stopping.is_set():
@@ -300,6 +304,9 @@ class PoolProcess:
                 await self._end
 
     def _begin_stop(self) -> None:
+        if self._may_hold_tasks and not self._is_working:
+            # The pool is about to return from its start, which must not be cancelled now: `_work` stops it.
+            return
         self._stopping.set()
         if self._is_working and self._end is None:
             # Not only in the new task: a run that ends before that starts must not make room for another.
@@ -319,9 +326,6 @@ class PoolProcess:
                 await self._declare_schedules()
                 advice = await self._prepare_report()
                 await self._pool.start()
-                # Before anything else: the pool may have claimed a task already, which a stop waits for.
-                self._is_working = True
-                self._notify(Ready())
                 problems.answered()
                 for sentence in advice:
                     self._events.emit(WorkerAdvice(advice=sentence))
@@ -382,7 +386,10 @@ class PoolProcess:
     def _on_event(self, event: Event) -> None:
         match event:
             case WorkerStarted():
+                # Before the first claim: from now on a stop waits for what was claimed.
                 self._before_claims()
+                self._may_hold_tasks = True
+                self._notify(Ready())
             case WorkerRecycling(reason=reason):
                 self._notify(Recycle(is_planned=reason != "threads"))
             case WorkerStuck(id=task_id):

@@ -294,10 +294,14 @@ class Worker:
         """Pass on requests until the runner has ended; returns the exit code."""
         runner.start()
         has_started, is_stopping, deadline = False, False, _NEVER
+        timeout: float | None = None
         while True:
             match self._next_notice(deadline):
                 case Ready():
-                    has_started = self.is_ready = True
+                    has_started, self.is_ready = True, deadline == _NEVER
+                    if deadline != _NEVER:
+                        # It was asked to stop while it started, and may have claimed tasks meanwhile.
+                        deadline = self._deadline(runner, _NEVER, timeout)
                     on_ready()
                 case Ended(error, code):
                     self.was_cut_off = not runner.join(_LAST_STEPS)
@@ -317,8 +321,8 @@ class Worker:
                 case _FilesChanged(names) if not is_stopping:
                     self._report_change(names)
                     self.needs_restart = True
-                    timeout = self.config.shutdown_timeout if has_started else 0.0
-                    deadline = self._stop(runner, deadline, timeout)
+                    timeout = self.config.shutdown_timeout
+                    deadline = self._stop(runner, deadline, timeout, has_started=has_started)
                 case _FilesChanged():
                     pass
                 case Recycle():
@@ -333,8 +337,7 @@ class Worker:
                     deadline = self._stop(runner, deadline, self.config.shutdown_timeout)
                 case StopRequest(timeout=timeout):
                     is_stopping, self.needs_restart = True, False
-                    # A worker that has not started has nothing to finish.
-                    deadline = self._stop(runner, deadline, timeout if has_started else 0.0)
+                    deadline = self._stop(runner, deadline, timeout, has_started=has_started)
                 case None:
                     return self._release_and_end(runner)
 
@@ -385,13 +388,26 @@ class Worker:
             if notice is not None or remaining <= 0:
                 return notice
 
-    def _stop(self, runner: PoolRunner, deadline: float, timeout: float | None) -> float:
-        """Stop the runner; returns the earlier of the old deadline and the new one."""
+    def _stop(
+        self,
+        runner: PoolRunner,
+        deadline: float,
+        timeout: float | None,
+        *,
+        has_started: bool = True,
+    ) -> float:
+        """Stop the runner; returns the earlier of the old deadline and the new one.
+
+        One that has not started has nothing to finish.
+        """
         self.is_ready = False
         runner.stop(timeout)
         if deadline == _NEVER:
             # Not once more for a thread that is found to run on while the worker stops.
             self._events.emit(WorkerStopping(timeout=timeout))
+        return self._deadline(runner, deadline, timeout if has_started else 0.0)
+
+    def _deadline(self, runner: PoolRunner, deadline: float, timeout: float | None) -> float:
         if timeout is None:
             return deadline
         return min(deadline, self._clock.monotonic() + timeout + runner.grace)
