@@ -123,6 +123,12 @@ class Scripts:
                 is_repeat = is_repeat or _was_sent(error)
                 raise
 
+        if isinstance(first, UnknownScript):
+            # The server does answer: loading the script is not limited by `reconnect_timeout`.
+            try:
+                return await attempt()
+            except _TRANSIENT as error:
+                first = error
         return await self._retry(attempt, first)
 
     async def command(self, *parts: bytes | str | int) -> Any:
