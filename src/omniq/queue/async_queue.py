@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
@@ -298,7 +300,10 @@ class AsyncEnqueuer:
 
 
 class AsyncTaskQueue(AsyncEnqueuer):
-    """A queue of function calls. Use it as `async with AsyncTaskQueue(url) as queue`."""
+    """A queue of function calls. Use it as `async with AsyncTaskQueue(url) as queue`.
+
+    Several coroutines may enter one queue at the same time: the first opens it, and the last closes it.
+    """
 
     def __init__(
         self,
@@ -315,6 +320,9 @@ class AsyncTaskQueue(AsyncEnqueuer):
         )
         # One list, which the queue, its options and its workers share.
         self._all_wrappers: list[EnqueueWrapper] = []
+        self._entered_in = os.getpid()
+        self._entered = 0
+        self._entering = asyncio.Lock()
         super().__init__(storage, builder_for(storage), NO_OPTIONS, wrappers=self._all_wrappers)
         self.dead = AsyncDeadLetters(storage)
         self.bulk = AsyncBulk(storage)
@@ -344,8 +352,17 @@ class AsyncTaskQueue(AsyncEnqueuer):
                 log.write(left)
         await self._storage.close()
 
+    @property
+    def is_entered(self) -> bool:
+        """Whether a block of `async with` uses the queue, in this process."""
+        return self._entered > 0 and self._entered_in == os.getpid()
+
     async def __aenter__(self) -> Self:
-        await self.open()
+        async with self._entering:
+            if not (self.is_entered and self._storage.is_open):
+                await self.open()
+            self._entered = self._entered + 1 if self.is_entered else 1
+            self._entered_in = os.getpid()
         return self
 
     async def __aexit__(
@@ -354,7 +371,12 @@ class AsyncTaskQueue(AsyncEnqueuer):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        async with self._entering:
+            self._entered -= 1
+            if not self.is_entered:
+                # The next use may belong to another event loop.
+                self._entering = asyncio.Lock()
+                await self.close()
 
     def options(self, **options: Unpack[EnqueueOptions]) -> AsyncEnqueuer:
         """Return this queue with options for the calls that follow. They are checked immediately."""

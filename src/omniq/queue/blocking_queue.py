@@ -9,8 +9,9 @@ must name the line of the caller.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, TypeVarTuple, Unpack, overload
@@ -255,7 +256,7 @@ class Enqueuer(BlockingFace[AsyncEnqueuer]):
 class TaskQueue(Enqueuer):
     """A queue of function calls for blocking code. Use it as `with TaskQueue(url) as queue`.
 
-    Any thread may use it. On SQLite and files an enqueue is made in the calling thread, if no other call is
+    Any thread may use it, and enter it: the first opens it, and the last closes it. On SQLite and files an enqueue is made in the calling thread, if no other call is
     under way; a call from within it (a wrapper, a function of arguments, a signal handler) raises
     `StorageError`. A call inside a running event loop blocks that loop until it returns. A
     forked process opens a new queue. With the setting `call_timeout`, or in a block of `deadline`, a
@@ -271,6 +272,7 @@ class TaskQueue(Enqueuer):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._queue = AsyncTaskQueue(url, settings=settings, serializer=serializer, clock=clock)
+        self._entering = threading.Lock()
         storage = self._queue.storage
         portal = Portal(storage.settings.call_timeout, storage.callers_lock)
         super().__init__(portal, self._queue)
@@ -318,20 +320,33 @@ class TaskQueue(Enqueuer):
 
     def close(self) -> None:
         """Close the storage. May be called twice. Tasks that a memory storage loses are logged."""
+        self._leave(self._queue.close(), is_last=True)
+
+    def _leave(self, closing: Coroutine[Any, Any, None], *, is_last: bool = False) -> None:
         try:
             if self._portal.usable:
                 # Also after a deadline has passed: the storage gives back what it holds.
                 with self._portal.deadline(self._portal.call_timeout):
-                    self._portal.run(self._queue.close())
+                    self._portal.run(closing)
+            else:
+                closing.close()
         finally:
-            self._portal.close()
+            if is_last or not self._queue.is_entered:
+                self._portal.close()
+
+    @property
+    def _alone(self) -> AbstractContextManager[object]:
+        """One thread enters or leaves at a time. In a forked process, nothing would release the lock."""
+        return nullcontext() if self._portal.forked else self._entering
 
     def __enter__(self) -> Self:
-        try:
-            self.open()
-        except BaseException:
-            self._portal.close()
-            raise
+        with self._alone:
+            try:
+                self._run(self._queue.__aenter__())
+            except BaseException:
+                if not self._queue.is_entered:
+                    self._portal.close()
+                raise
         return self
 
     def __exit__(
@@ -340,7 +355,8 @@ class TaskQueue(Enqueuer):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        with self._alone:
+            self._leave(self._queue.__aexit__(kind, error, trace))
 
     def flow(self, flow_id: str) -> FlowHandle[Any]:
         """Return a handle for a flow that was started earlier or by another process."""
