@@ -71,6 +71,7 @@ class PostgresBackend(Backend):
         self._local_clock = clock
         self._local_wakeups = local_wakeups
         self._server: migrations.ServerInfo | None = None
+        self._is_sibling = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -83,7 +84,11 @@ class PostgresBackend(Backend):
         )
 
     def sibling(self) -> PostgresBackend:
-        return PostgresBackend(self.target, self._pool_size, self._local_clock, self._local_wakeups)
+        sibling = PostgresBackend(
+            self.target, self._pool_size, self._local_clock, self._local_wakeups
+        )
+        sibling._is_sibling = True
+        return sibling
 
     # Opening and closing
 
@@ -93,7 +98,8 @@ class PostgresBackend(Backend):
         # Used while the first writer is busy: a worker makes up to two calls at the same time.
         self.second_writer = ServerConnection(target, "second writer")
         self._claim_lock = asyncio.Lock()
-        self._reader = ServerConnection(target, "reader")
+        # A sibling only renews a lease, and reads what is asked of its worker: one connection is enough.
+        self._reader = self.writer if self._is_sibling else ServerConnection(target, "reader")
         # Separate from the reader, because a count takes longer than other reads.
         self._counter = ServerConnection(target, "counter")
         self.statements = Statements(
@@ -140,7 +146,7 @@ class PostgresBackend(Backend):
         await self.task_transactions.close()
         await self.vacuum.close()
         # Concurrently, because each waits for a server that may not answer.
-        connections = (self._reader, self._counter, self.second_writer, self.writer)
+        connections = {self._reader, self._counter, self.second_writer, self.writer}
         await asyncio.gather(*(connection.close() for connection in connections))
 
     def free_writer(self) -> ServerConnection:
