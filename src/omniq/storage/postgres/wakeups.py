@@ -38,7 +38,7 @@ _LOOKUP_PAUSE = 0.05
 """Seconds between two lookups of cancelled tasks."""
 
 _TEST_AFTER = 2.0
-"""Seconds without a notification after which a worker that begins to wait sends one, for all of them."""
+"""Seconds without a notification after which an idle worker sends one, for all of them."""
 
 _PROOF_SECONDS = 10.0
 """For how long a notification that has arrived proves that others do."""
@@ -107,9 +107,13 @@ class Wakeups:
 
     def idle_wait(self, poll_interval: float) -> float:
         """How long to wait for a notification: see `Backend.idle_wait`."""
-        if self._clock.monotonic() - self._notified_at > _PROOF_SECONDS:
+        longer = min(poll_interval * _MOST_POLLS, _LONGEST_IDLE_WAIT)
+        if longer <= poll_interval:
             return poll_interval
-        return max(poll_interval, min(poll_interval * _MOST_POLLS, _LONGEST_IDLE_WAIT))
+        silence = self._clock.monotonic() - self._notified_at
+        if silence > _TEST_AFTER and "work" in self._listener.held_locks:
+            self._run_in_background(self._test_notifications())
+        return longer if silence <= _PROOF_SECONDS else poll_interval
 
     async def _test_notifications(self) -> None:
         """Send a notification to all that listen. Losing it does no harm, so its commit waits for no disk."""
@@ -125,11 +129,6 @@ class Wakeups:
         with self._local_wakeups.listen_for_work() as notified:
             # The caller has just started a claim, which is to run before this.
             await self._clock.sleep(0)
-            if (
-                "work" in self._listener.held_locks
-                and clock.monotonic() - self._notified_at > _TEST_AFTER
-            ):
-                self._run_in_background(self._test_notifications())
             while not (self._was_notified or notified.done()):
                 needs_lock = self._wants_work and "work" not in self._listener.held_locks
                 if needs_lock and clock.monotonic() >= self._listener.connect_not_before:
