@@ -6,8 +6,7 @@ import asyncio
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
@@ -735,10 +734,10 @@ class Listener:
         await self.connection.close()
 
     async def received(self):
-        """All messages sent so far, without those that only test whether notifications arrive."""
+        """All messages sent so far."""
         # Notifications sent before this statement arrive before its reply.
         await self.connection.execute("SELECT 1")
-        return [message for message in self.messages if message != "h"]
+        return self.messages
 
 
 async def until_awaited(storage, topic="work", is_awaited=True):
@@ -746,12 +745,6 @@ async def until_awaited(storage, topic="work", is_awaited=True):
     async with asyncio.timeout(PATIENCE):
         while await storage._backend.reader.call("is_awaited", topic) != [(is_awaited,)]:
             pass
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await SYSTEM_CLOCK.sleep(0.01)
 
 
 async def test_no_notification_is_sent_while_no_storage_waits(schema):
@@ -1184,45 +1177,6 @@ async def test_a_listener_whose_connection_was_cut_listens_again(schema, proxy):
         await asyncio.wait_for(waiter, PATIENCE)
 
         assert len(await waiting.reserve(1)) == 1
-
-
-async def test_an_idle_worker_polls_more_rarely_while_notifications_arrive(schema, proxy):
-    async with behind(proxy, schema) as waiting, schema.new_storage() as storage:
-        assert waiting.idle_wait(1.0) == 1.0
-        assert await waiting.reserve(1) == []
-        await waiting.wait_for_work(0.2)
-        await until_awaited(storage)
-
-        # Now it listens, and tests whether notifications arrive.
-        assert waiting.idle_wait(1.0) == 1.0
-        await until(lambda: waiting.idle_wait(1.0) > 1.0)
-        assert [waiting.idle_wait(seconds) for seconds in (0.1, 1.0, 3.0, 60.0)] == [
-            0.5,
-            5.0,
-            5.0,
-            60.0,
-        ]
-
-        proxy.cut_all()
-        await until(lambda: waiting.idle_wait(1.0) == 1.0)
-
-
-async def test_one_worker_of_a_fleet_tests_the_notifications_for_all(schema):
-    async with AsyncExitStack() as stack:
-        fleet = [await stack.enter_async_context(schema.new_storage()) for _ in range(5)]
-        listener = await stack.enter_async_context(Listener(schema))
-        for storage in fleet:
-            assert await storage.reserve(1) == []
-            await storage.wait_for_work(0.05)
-            # Nothing would be gained by a test.
-            assert storage.idle_wait(5.0) == 5.0
-        assert listener.messages == []
-
-        fleet[0].idle_wait(1.0)
-        await until(lambda: listener.messages == ["h"])
-        await until(lambda: all(storage.idle_wait(1.0) == 5.0 for storage in fleet))
-
-        assert listener.messages == ["h"]
 
 
 @pytest.mark.parametrize(("where", "written"), [("before_request", 0), ("before_reply", 1)])

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
-
 import pytest
 
-from omniq.models import WorkerInfo
 from omniq.storage.backend import Lease
 from omniq.testing.clock import ManualClock
 from omniq.worker import lease_watch
@@ -186,54 +182,3 @@ def test_what_nobody_could_renew_in_a_gap_is_not_overdue(watched):
     assert not watched.has_ended(**facts)
     watched.after(9)
     assert not watched.has_ended(**facts)
-
-
-def a_worker_info(owner: str, **facts: Any) -> WorkerInfo:
-    now = datetime.now(UTC)
-    facts = {"concurrency": 10, **facts}
-    return WorkerInfo(id=owner, host="h", pid=1, started_at=now, last_heartbeat=now, **facts)
-
-
-def a_lease(owner: str, ends_in: float = 9.0, *, is_live: bool = True, **facts: Any) -> Lease:
-    info = a_worker_info(owner, **facts)
-    now = 1_000 * SECOND
-    return Lease(owner, info, is_live, until=now + int(ends_in * SECOND), store_now=now)
-
-
-def look(watched: Watched, *leases: Lease) -> float:
-    """The pause after a look at these leases, of a worker that would look every second if it were alone."""
-    watched.watch.begin_look()
-    for lease in leases:
-        watched.watch.why_ended(lease)
-    return watched.watch.pause(1.0)
-
-
-def test_a_worker_looks_more_rarely_in_a_fleet(watched):
-    others = [a_lease(f"w{number}") for number in range(300)]
-
-    assert look(watched) == 1.0
-    assert look(watched, a_lease("me"), *others[:1]) == 1.0
-    assert look(watched, a_lease("me"), *others[:7]) == 4.0
-    assert look(watched, *others) == 9.0
-
-
-def test_no_worker_waits_beyond_the_end_of_a_lease_that_it_has_seen(watched):
-    others = [a_lease(f"w{number}") for number in range(9)]
-
-    assert look(watched, *others, a_lease("late", 2.5)) == 2.5
-    assert look(watched, *others, a_lease("dead", -3.0, is_live=False)) == 1.0
-    assert look(watched, *others, Lease("held without a lease", None, False)) == 1.0
-    assert look(watched, *others, a_lease("me", 0.1)) == 5.0
-
-
-def test_only_workers_that_can_look_are_counted(watched):
-    stalled = [a_lease(f"s{number}", stalled=True) for number in range(9)]
-    producers = [a_lease(f"p{number}", concurrency=0) for number in range(9)]
-
-    assert look(watched, *stalled, *producers) == 1.0
-
-
-def test_a_store_that_does_not_say_when_leases_end_is_read_each_time(watched):
-    infos = [Lease(f"w{number}", a_worker_info(f"w{number}"), True) for number in range(9)]
-
-    assert look(watched, *infos) == 1.0

@@ -493,10 +493,6 @@ class Backend(ABC):
     async def wait_for_work(self, timeout: float) -> None:
         """Return when there may be something to claim, or after `timeout` seconds."""
 
-    def idle_wait(self, poll_interval: float) -> float:
-        """How long an idle worker waits for a wake-up before it claims without one: longer if they do arrive."""
-        return poll_interval
-
     async def read_clock(self) -> None:
         """Read the time of a store that has a clock, for `store_clock`."""
         return

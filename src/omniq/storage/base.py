@@ -770,13 +770,6 @@ class BaseStorage(OfOneProcess, Flows):
         self._check_open()
         await self._backend.wait_for_work(timeout)
 
-    def idle_wait(self, poll_interval: float) -> float:
-        """For how long an idle worker may `wait_for_work` until it claims without a wake-up.
-
-        Longer than `poll_interval` only while wake-ups have been seen to arrive.
-        """
-        return self._opened.backend.idle_wait(poll_interval)
-
     async def wait_for_result(
         self, task_id: str, timeout: float | None = None
     ) -> TaskResult | None:

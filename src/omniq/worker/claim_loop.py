@@ -319,7 +319,7 @@ class ClaimLoop:
 
     async def listen(self) -> None:
         """Claim after each wake-up, and a polling interval after an empty claim."""
-        timeout = self._storage.idle_wait(self._poll_interval)
+        timeout = self._poll_interval
         while True:
             began = self._clock.monotonic()
             try:
@@ -334,7 +334,7 @@ class ClaimLoop:
                 # No wake-up, and another claim has come back since the wait began.
                 timeout = until_poll
                 continue
-            timeout = self._storage.idle_wait(self._poll_interval)
+            timeout = self._poll_interval
             if pause := self._demand.pause_before_wakeup(now - began):
                 await self._clock.sleep(pause)
             await self._request_claim()

@@ -1,7 +1,6 @@
 """Reports what a worker sees of the fleet: stalled workers, wrong clocks, stuck tasks, breakers.
 
-The workers of a fleet share the checks, and each emits events to its listeners. A worker without listeners does
-not check.
+Every worker checks, and emits events to its listeners; a worker without listeners does not check.
 """
 
 from __future__ import annotations

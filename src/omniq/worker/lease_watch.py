@@ -16,7 +16,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from math import inf
 
 from omniq.clock import Clock, seconds_to_micros
 from omniq.storage.types import Lease
@@ -36,9 +35,6 @@ time on a busy machine.
 
 _MOST_OWNERS = 10_000
 """How many owners are remembered: most of them have ended long ago, in the life of a pool."""
-
-_LOOKS = 2
-"""How many workers of a fleet look for ended leases in each interval, on average."""
 
 _REMEMBERED_LEASES = 4
 """How long an owner is remembered that was left alone, in leases."""
@@ -79,8 +75,6 @@ class LeaseWatch:
         self.owner = ""
         """The id of this pool's owner, which is always left alone."""
         self._deaths = deaths
-        self._others = 0
-        self._first_end: float = inf
 
     def had_to_wait(self) -> None:
         """The first connection was not made at the first try: so other workers may have lost theirs."""
@@ -117,29 +111,6 @@ class LeaseWatch:
             self._records_until = None
         return True
 
-    def begin_look(self) -> None:
-        """The leases are about to be read: `why_ended` is called for each."""
-        self._others, self._first_end = 0, inf
-
-    def pause(self, every: float) -> float:
-        """Seconds until this worker looks again. Alone, it looks `every` that many seconds.
-
-        The workers of a fleet share the looks, so that they do not read all leases once for each worker. None
-        waits beyond the end of the first lease that it has seen: the tasks of a dead worker wait no longer
-        for that.
-        """
-        shared = every * (self._others + 1) / _LOOKS
-        return max(every, min(shared, self._lease / 1e6, self._first_end / 1e6))
-
-    def _count(self, lease: Lease) -> None:
-        if lease.owner == self.owner:
-            return
-        worker = lease.info
-        if lease.is_live and worker is not None and worker.concurrency and not worker.stalled:
-            self._others += 1
-        # 0 where the store does not say when a lease ends.
-        self._first_end = min(self._first_end, lease.until - lease.store_now)
-
     def _is_after_gap(self, now: int) -> bool:
         return self._gap_ended is not None and now - self._gap_ended <= self._lease
 
@@ -148,7 +119,6 @@ class LeaseWatch:
         # This call is itself an answer, perhaps one that a server gives after a long time.
         self.answered()
         now = self._clock.boot_micros()
-        self._count(lease)
         self._observe_store_clock(lease, now)
         if lease.owner == self.owner:
             return None

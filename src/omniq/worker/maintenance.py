@@ -89,20 +89,19 @@ class Maintenance:
         else:
             apart.append(self._every(_PAUSES_EVERY, self.resume_due))
         await asyncio.gather(
-            self._every(lambda: self._watch.pause(self._recover_every), *together),
+            self._every(self._recover_every, *together),
             *apart,
             self._every(max(self._lease, _PURGE_EVERY), self.purge),
             self._every(_ORPHANS_EVERY, self.purge_orphans),
             self._every(_PROGRESS_EVERY, self.store_progress),
             self._every(_BREAKERS_EVERY, self._alerts.check_breakers),
-            self._every(lambda: self._watch.pause(_WORKERS_EVERY), self._alerts.check_workers),
+            self._every(_WORKERS_EVERY, self._alerts.check_workers),
             self._every(min(self._lease, _HOOKS_EVERY), self._hooks.take_lost),
             self._repeat(self.store_history),
         )
 
     async def recover(self) -> None:
         """Release what workers without a lease still hold."""
-        self._watch.begin_look()
         if not self._watch.may_recover:
             return
         self._watch.owner = self._storage.owner
@@ -186,21 +185,17 @@ class Maintenance:
                 self._problems.report(activity.__name__, error)
                 await self._clock.sleep(_LONGEST_BACKOFF)
 
-    async def _every(
-        self, interval: float | Callable[[], float], *activities: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def _every(self, seconds: float, *activities: Callable[[], Awaitable[None]]) -> None:
         """Repeat activities, all at the same time."""
-        failures = 0
+        pause, failures = seconds, 0
         while True:
-            pause = seconds = interval() if callable(interval) else interval
-            if failures:
-                pause = max(seconds, backoff(failures, first=seconds, longest=_LONGEST_BACKOFF))
             # Jitter, so that workers that were started together do not do it all at the same time.
             await self._clock.sleep(pause * (1 - _JITTER * self._clock.random()))
             if all(await asyncio.gather(*map(self._succeeds, activities))):
-                failures = 0
+                pause, failures = seconds, 0
             else:
                 failures += 1
+                pause = max(seconds, backoff(failures, first=seconds, longest=_LONGEST_BACKOFF))
 
     async def _succeeds(self, activity: Callable[[], Awaitable[None]]) -> bool:
         try:

@@ -71,7 +71,6 @@ class PostgresBackend(Backend):
         self._local_clock = clock
         self._local_wakeups = local_wakeups
         self._server: migrations.ServerInfo | None = None
-        self._is_sibling = False
 
     @property
     def capabilities(self) -> Capabilities:
@@ -84,11 +83,7 @@ class PostgresBackend(Backend):
         )
 
     def sibling(self) -> PostgresBackend:
-        sibling = PostgresBackend(
-            self.target, self._pool_size, self._local_clock, self._local_wakeups
-        )
-        sibling._is_sibling = True
-        return sibling
+        return PostgresBackend(self.target, self._pool_size, self._local_clock, self._local_wakeups)
 
     # Opening and closing
 
@@ -98,8 +93,7 @@ class PostgresBackend(Backend):
         # Used while the first writer is busy: a worker makes up to two calls at the same time.
         self.second_writer = ServerConnection(target, "second writer")
         self._claim_lock = asyncio.Lock()
-        # A sibling only renews a lease, and reads what is asked of its worker: one connection is enough.
-        self._reader = self.writer if self._is_sibling else ServerConnection(target, "reader")
+        self._reader = ServerConnection(target, "reader")
         # Separate from the reader, because a count takes longer than other reads.
         self._counter = ServerConnection(target, "counter")
         self.statements = Statements(
@@ -146,7 +140,7 @@ class PostgresBackend(Backend):
         await self.task_transactions.close()
         await self.vacuum.close()
         # Concurrently, because each waits for a server that may not answer.
-        connections = {self._reader, self._counter, self.second_writer, self.writer}
+        connections = (self._reader, self._counter, self.second_writer, self.writer)
         await asyncio.gather(*(connection.close() for connection in connections))
 
     def free_writer(self) -> ServerConnection:
@@ -274,9 +268,6 @@ class PostgresBackend(Backend):
 
     async def wait_for_work(self, timeout: float) -> None:
         await self.wakeups.wait_for_work(timeout)
-
-    def idle_wait(self, poll_interval: float) -> float:
-        return self.wakeups.idle_wait(poll_interval)
 
     async def read_clock(self) -> None:
         sent_at = self.clock.boot_micros()

@@ -37,16 +37,6 @@ _MOST_LOOKED_UP = 1_000
 _LOOKUP_PAUSE = 0.05
 """Seconds between two lookups of cancelled tasks."""
 
-_TEST_AFTER = 2.0
-"""Seconds without a notification after which an idle worker sends one, for all of them."""
-
-_PROOF_SECONDS = 10.0
-"""For how long a notification that has arrived proves that others do."""
-
-_LONGEST_IDLE_WAIT, _MOST_POLLS = 5.0, 5
-"""While they are proved to arrive, an idle worker claims without one after `_MOST_POLLS` polling intervals, at
-most after `_LONGEST_IDLE_WAIT` seconds."""
-
 _INSTANT = re.compile(r"\d{1,19}")
 
 
@@ -56,9 +46,7 @@ class Wakeups:
     def __init__(self, target: Target, wakeups: LocalWakeups, clock: Clock) -> None:
         self._local_wakeups = wakeups
         self._clock = clock
-        self._listener = Listener(target, clock, self._on_notification, self._on_lost)
-        # When a notification has arrived last.
-        self._notified_at = -inf
+        self._listener = Listener(target, clock, self._on_notification, self._wake_sleepers)
         # Task id to the number of callers that wait for its result.
         self._awaited_results: dict[str, int] = {}
         self._ended_waits = 0
@@ -104,22 +92,6 @@ class Wakeups:
         asyncio.get_running_loop().call_soon(self._wake_sleepers)
 
     # Waiting for work
-
-    def idle_wait(self, poll_interval: float) -> float:
-        """How long to wait for a notification: see `Backend.idle_wait`."""
-        longer = min(poll_interval * _MOST_POLLS, _LONGEST_IDLE_WAIT)
-        if longer <= poll_interval:
-            return poll_interval
-        silence = self._clock.monotonic() - self._notified_at
-        if silence > _TEST_AFTER and "work" in self._listener.held_locks:
-            self._run_in_background(self._test_notifications())
-        return longer if silence <= _PROOF_SECONDS else poll_interval
-
-    async def _test_notifications(self) -> None:
-        """Send a notification to all that listen. Losing it does no harm, so its commit waits for no disk."""
-        await self._listener.fetch_row(
-            "SELECT pg_catalog.set_config('synchronous_commit', 'off', true), {schema}.notify('h')"
-        )
 
     async def wait_for_work(self, timeout: float) -> None:
         """Return when there may be work for the last claim's queues, or after `timeout` seconds."""
@@ -190,11 +162,6 @@ class Wakeups:
         for sleeper in self._sleepers:
             finish(sleeper)
 
-    def _on_lost(self) -> None:
-        """The connection is lost, perhaps with notifications: a wait checks for work on the next one."""
-        self._notified_at = -inf
-        self._wake_sleepers()
-
     # Waiting for results
 
     @asynccontextmanager
@@ -224,8 +191,7 @@ class Wakeups:
     # Notifications
 
     def _on_notification(self, message: str) -> None:
-        """Handle "w<visible>" (work), "r<ids>" (results; no ids: any), "c<id>" (cancelled) or "h" (a test)."""
-        self._notified_at = self._clock.monotonic()
+        """Handle "w<visible>" (work), "r<ids>" (results; no ids: any) or "c<id>" (cancelled)."""
         kind, text = message[:1], message[1:]
         if kind == "w" and _INSTANT.fullmatch(text):
             if int(text) > self._clock.micros():
