@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from omniq import AsyncTaskQueue, StorageClosed, TaskQueue, task
+from omniq import AsyncTaskQueue, StorageClosed, StorageError, TaskQueue, task
+from omniq.errors import StorageRefused
 
 
 @task
@@ -98,3 +99,82 @@ def test_one_event_loop_after_the_other_may_use_a_queue(url):
 
     for _ in range(3):
         asyncio.run(use())
+
+
+async def test_a_handler_that_enters_while_the_last_one_leaves_has_an_open_queue(
+    url, monkeypatch: pytest.MonkeyPatch
+):
+    queue = AsyncTaskQueue(url)
+    close, is_closing = queue.close, asyncio.Event()
+
+    async def close_slowly() -> None:
+        is_closing.set()
+        await asyncio.sleep(0.05)
+        await close()
+
+    monkeypatch.setattr(queue, "close", close_slowly)
+
+    async def enter_late() -> None:
+        await is_closing.wait()
+        async with queue:
+            await asyncio.sleep(0.1)
+            await queue.enqueue(add, 1, 2)
+
+    late = asyncio.create_task(enter_late())
+    async with queue:
+        pass
+    await late
+
+
+async def test_a_handler_that_is_cancelled_while_it_leaves_does_not_keep_the_queue_open(url):
+    queue = AsyncTaskQueue(url)
+    async with queue:
+        leaving = asyncio.create_task(queue.__aenter__())
+        await leaving
+        async with queue._entering:
+            other = asyncio.create_task(queue.__aexit__(None, None, None))
+            await asyncio.sleep(0)
+            other.cancel()
+            await asyncio.wait([other])
+
+    assert not queue.storage.is_open
+
+
+def test_a_queue_whose_opening_failed_in_one_event_loop_is_entered_in_another(tmp_path):
+    (tmp_path / "folder").write_text("a file is in the way")
+    queue = AsyncTaskQueue(f"sqlite:///{tmp_path}/folder/tasks.db")
+
+    async def enter() -> None:
+        async with queue:
+            await queue.enqueue(add, 1, 2)
+
+    async def enter_together() -> list[BaseException | None]:
+        return await asyncio.gather(*(enter() for _ in range(3)), return_exceptions=True)
+
+    assert {type(each) for each in asyncio.run(enter_together())} <= {StorageError, StorageRefused}
+    (tmp_path / "folder").unlink()
+    assert asyncio.run(enter_together()) == [None] * 3
+
+
+async def test_a_queue_that_was_opened_stays_open_until_it_is_closed(url):
+    queue = AsyncTaskQueue(url)
+    await queue.open()
+    owner = queue.storage.owner
+    async with queue:
+        assert queue.storage.owner == owner
+    await queue.enqueue(add, 1, 2)
+    await queue.close()
+
+    assert not queue.storage.is_open
+
+
+def test_a_blocking_queue_that_was_opened_stays_open_until_it_is_closed(url):
+    queue = TaskQueue(url)
+    queue.open()
+    with queue:
+        queue.enqueue(add, 1, 2)
+    assert queue.enqueue(add, 1, 2).id
+    queue.close()
+
+    with pytest.raises(StorageClosed):
+        queue.stats()

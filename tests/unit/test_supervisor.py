@@ -28,8 +28,9 @@ from omniq.storage.memory import MemoryStorage
 from omniq.storage.types import Capabilities
 from omniq.testing.faults import FaultyStorage
 from omniq.worker.process import worker_child
-from omniq.worker.process.pool_process import PoolProcess, WorkerConfig
+from omniq.worker.process.pool_process import PoolProcess, Ready, WorkerConfig
 from omniq.worker.process.supervisor import Worker
+from omniq.worker.process.worker_children import WorkerChildConfig, WorkerChildren
 from tests.unit import worker_tasks
 
 if TYPE_CHECKING:
@@ -208,6 +209,37 @@ def test_a_stop_that_arrives_while_the_worker_starts_waits_for_what_was_claimed(
     ends = {handle.status() for handle in handles}
     assert ends <= {TaskStatus.SUCCESS, TaskStatus.PENDING}
     assert queue.dead.list() == []
+
+
+@pytest.mark.parametrize("after", [None, 0.0, 0.0005, 0.001, 0.002, 0.003])
+def test_a_stop_that_arrives_before_the_worker_has_started_costs_no_task(queue, storage, after):
+    """At any instant of the start; None: before it."""
+    handles = [queue.options(max_crashes=0).enqueue(ADD, number, 1) for number in range(20)]
+    worker = Worker(storage, [MODULE])
+    if after is None:
+        worker.request_stop(30.0)
+    else:
+        threading.Timer(after, worker.request_stop, [30.0]).start()
+    worker.start()
+    worker.stop()
+
+    assert {handle.status() for handle in handles} <= {TaskStatus.SUCCESS, TaskStatus.PENDING}
+    assert queue.dead.list() == []
+
+
+def test_several_processes_that_are_stopped_before_the_first_is_ready_say_that_it_is():
+    """It may have claimed tasks meanwhile, and its supervisor waits for these."""
+    worker = Worker("sqlite:///unused.db", [MODULE], processes=3)
+    notices: list[object] = []
+    config = WorkerChildConfig(
+        worker=worker.config, url=None, settings={}, path=[], log=log.child_config()
+    )
+    children = WorkerChildren(3, config, notices.append, worker.storage.clock)
+    children.stop(30.0)
+    children._on_ready()
+
+    assert notices == [Ready()]
+    assert children._started == 0
 
 
 @pytest.mark.parametrize("function", [HOLD, STUBBORN])

@@ -302,7 +302,8 @@ class AsyncEnqueuer:
 class AsyncTaskQueue(AsyncEnqueuer):
     """A queue of function calls. Use it as `async with AsyncTaskQueue(url) as queue`.
 
-    Several coroutines may enter one queue at the same time: the first opens it, and the last closes it.
+    Several coroutines may enter one queue at the same time: the first opens it, and the last closes it. A queue
+    that was opened by `open` stays open until `close`.
     """
 
     def __init__(
@@ -320,9 +321,12 @@ class AsyncTaskQueue(AsyncEnqueuer):
         )
         # One list, which the queue, its options and its workers share.
         self._all_wrappers: list[EnqueueWrapper] = []
-        self._entered_in = os.getpid()
+        self._pid = os.getpid()
         self._entered = 0
-        self._entering = asyncio.Lock()
+        # Whether the last one to leave closes the storage: a block has opened it.
+        self._closes = False
+        self._lock: asyncio.Lock | None = None
+        self._lock_loop: asyncio.AbstractEventLoop | None = None
         super().__init__(storage, builder_for(storage), NO_OPTIONS, wrappers=self._all_wrappers)
         self.dead = AsyncDeadLetters(storage)
         self.bulk = AsyncBulk(storage)
@@ -355,14 +359,26 @@ class AsyncTaskQueue(AsyncEnqueuer):
     @property
     def is_entered(self) -> bool:
         """Whether a block of `async with` uses the queue, in this process."""
-        return self._entered > 0 and self._entered_in == os.getpid()
+        return self._entered > 0 and self._pid == os.getpid()
+
+    @property
+    def _entering(self) -> asyncio.Lock:
+        """One coroutine opens or closes at a time. A lock belongs to an event loop, a queue does not."""
+        loop = asyncio.get_running_loop()
+        if self._lock is None or self._lock_loop is not loop:
+            self._lock, self._lock_loop = asyncio.Lock(), loop
+        return self._lock
 
     async def __aenter__(self) -> Self:
         async with self._entering:
-            if not (self.is_entered and self._storage.is_open):
+            is_forked = self._pid != os.getpid()
+            if is_forked:
+                # What is open, and who has entered it, is the parent's.
+                self._pid, self._entered, self._closes = os.getpid(), 0, False
+            if is_forked or not self._storage.is_open:
                 await self.open()
-            self._entered = self._entered + 1 if self.is_entered else 1
-            self._entered_in = os.getpid()
+                self._closes = True
+            self._entered += 1
         return self
 
     async def __aexit__(
@@ -371,11 +387,11 @@ class AsyncTaskQueue(AsyncEnqueuer):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # Before it waits: a wait may be cancelled.
+        self._entered -= 1
         async with self._entering:
-            self._entered -= 1
-            if not self.is_entered:
-                # The next use may belong to another event loop.
-                self._entering = asyncio.Lock()
+            if self._closes and not self.is_entered:
+                self._closes = False
                 await self.close()
 
     def options(self, **options: Unpack[EnqueueOptions]) -> AsyncEnqueuer:

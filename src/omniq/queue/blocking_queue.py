@@ -272,7 +272,7 @@ class TaskQueue(Enqueuer):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._queue = AsyncTaskQueue(url, settings=settings, serializer=serializer, clock=clock)
-        self._entering = threading.Lock()
+        self._entering = threading.RLock()
         storage = self._queue.storage
         portal = Portal(storage.settings.call_timeout, storage.callers_lock)
         super().__init__(portal, self._queue)
@@ -331,7 +331,7 @@ class TaskQueue(Enqueuer):
             else:
                 closing.close()
         finally:
-            if is_last or not self._queue.is_entered:
+            if is_last or self._portal.forked or not self._queue.storage.is_open:
                 self._portal.close()
 
     @property
@@ -344,7 +344,7 @@ class TaskQueue(Enqueuer):
             try:
                 self._run(self._queue.__aenter__())
             except BaseException:
-                if not self._queue.is_entered:
+                if not self._queue.storage.is_open:
                     self._portal.close()
                 raise
         return self

@@ -22,6 +22,7 @@ from omniq.concurrency.backoff import backoff
 from omniq.concurrency.event_loop import run_until_done
 from omniq.errors import (
     OmniqError,
+    PoolStopped,
     SettingsError,
     ShutdownTimeout,
     StorageCorrupt,
@@ -330,6 +331,11 @@ class PoolProcess:
                 for sentence in advice:
                     self._events.emit(WorkerAdvice(advice=sentence))
                 return
+            except PoolStopped:
+                if not self._stopping.is_set():
+                    raise
+                # It has claimed nothing; `_work` waits until it has ended.
+                return
             except StorageError as error:
                 may_wait = self._storage.capabilities.reach == "fleet" and not self._config.burst
                 if not may_wait or isinstance(error, StorageCorrupt | StorageRefused):
@@ -386,6 +392,10 @@ class PoolProcess:
     def _on_event(self, event: Event) -> None:
         match event:
             case WorkerStarted():
+                if self._stopping.is_set():
+                    # The start is being cancelled.
+                    self._pool.stop_claiming()
+                    return
                 # Before the first claim: from now on a stop waits for what was claimed.
                 self._before_claims()
                 self._may_hold_tasks = True

@@ -298,11 +298,13 @@ class Worker:
         while True:
             match self._next_notice(deadline):
                 case Ready():
-                    has_started, self.is_ready = True, deadline == _NEVER
+                    has_started = True
                     if deadline != _NEVER:
                         # It was asked to stop while it started, and may have claimed tasks meanwhile.
                         deadline = self._deadline(runner, _NEVER, timeout)
-                    on_ready()
+                    else:
+                        self.is_ready = True
+                        on_ready()
                 case Ended(error, code):
                     self.was_cut_off = not runner.join(_LAST_STEPS)
                     is_new = not (has_started or is_stopping or self.needs_restart)

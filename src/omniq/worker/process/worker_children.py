@@ -105,6 +105,7 @@ class WorkerChildren:
         self._notify = notify
         self._lock = threading.Lock()
         self._is_ready = False
+        self._is_stopping = False
         self._codes: list[int] = []
         events = Dispatcher()
         log.attach(events)
@@ -159,7 +160,7 @@ class WorkerChildren:
     def _stop_starting(self) -> list[_Slot]:
         with self._lock:
             # No slot is started after this.
-            self._is_ready = True
+            self._is_stopping = True
             return self._slots[: self._started]
 
     def _on_ready(self) -> None:
@@ -167,7 +168,9 @@ class WorkerChildren:
             if self._is_ready:
                 return
             self._is_ready = True
-            self._start(len(self._slots))
+            if not self._is_stopping:
+                self._start(len(self._slots))
+        # Also while it stops: the child that is ready may have claimed tasks, which a stop waits for.
         self._notify(Ready())
 
     def _on_death(self, death: Died) -> None:
