@@ -37,7 +37,7 @@ CONTRACTS = {
 SUITES = ("contract", "machine")
 SIMULATION = "simulation"
 SEEDS = 400
-"""Simulated fleets that a mutant of the protocol must survive: the rarest mistakes show in one of 250."""
+"""Simulated fleets in which a mutant of the protocol has to show itself. The rarest does so in one of 250."""
 FIRST_FAILING_SEED = f"""
 from chaos.simulated import failure_of
 print(next(filter(None, map(failure_of, range({SEEDS}))), ""))
