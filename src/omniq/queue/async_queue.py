@@ -321,13 +321,13 @@ class AsyncTaskQueue(AsyncEnqueuer):
         )
         # One list, which the queue, its options and its workers share.
         self._all_wrappers: list[EnqueueWrapper] = []
+        super().__init__(storage, builder_for(storage), NO_OPTIONS, wrappers=self._all_wrappers)
         self._pid = os.getpid()
         self._entered = 0
         # Whether the last one to leave closes the storage: a block has opened it.
         self._closes = False
         self._lock: asyncio.Lock | None = None
         self._lock_loop: asyncio.AbstractEventLoop | None = None
-        super().__init__(storage, builder_for(storage), NO_OPTIONS, wrappers=self._all_wrappers)
         self.dead = AsyncDeadLetters(storage)
         self.bulk = AsyncBulk(storage)
         self.schedules = AsyncSchedules(storage, self._builder)
