@@ -227,6 +227,8 @@ async def test_a_batch_waits_no_longer_than_it_may() -> None:
     ):
         handle = await queue.enqueue(batch_tasks.gather, 1)
         await until(lambda: pool.stats().active_workers == 1)
+        # The task of the batch begins to wait in the next turn of the event loop.
+        await asyncio.sleep(0.01)
         for _ in range(10):
             clock.advance(2.9)
             await asyncio.sleep(0.01)
