@@ -24,7 +24,6 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `flow_queries` | the reads of flows that pages and API share |
 | `history_pages` | the pages of functions, single queues and single workers |
 | `jobs` | bulk changes in the background, and their progress |
-| `kept_forms` | a refused form, shown again with what was typed |
 | `live_stream` | the server-sent events of `/api/stream` |
 | `middleware` | refuses unknown hosts, other sites and unauthenticated requests; security headers |
 | `openapi` | the OpenAPI document |
@@ -33,6 +32,7 @@ application to mount. Every request is refused until `Access` grants it a role.
 | `pages` | the other HTML pages |
 | `problems` | what an operator should act on |
 | `queries` | query parameters, and the reads that pages and API share |
+| `refused_forms` | a refused form, shown again with what was typed |
 | `rendering` | templates and their filters |
 | `rights` | what each role may do |
 | `sampler` | snapshots of the storage, shared by all pages and streams |

@@ -27,10 +27,10 @@ from omniq.dashboard.charts import (
     stacked,
 )
 from omniq.dashboard.cookies import set_notice
-from omniq.dashboard.kept_forms import kept_fields
 from omniq.dashboard.middleware import user_of
 from omniq.dashboard.operator_notes import about, last_of, muted_groups, newest_entries
 from omniq.dashboard.problems import problems
+from omniq.dashboard.refused_forms import refused_fields
 from omniq.dashboard.rendering import own_path, page, patience_of
 from omniq.dashboard.sampler import Point, Snapshot
 from omniq.dashboard.sorting import DEAD_SORTS, QUEUE_SORTS, WORKER_SORTS, chosen_sort, names_of
@@ -423,14 +423,14 @@ def form_handler(action: actions.Action) -> Callable[[Request], Awaitable[Respon
             )
         except (InvalidValue, DuplicateTask, QueueFull) as error:
             code = 400 if isinstance(error, InvalidValue) else 409
-            kept = kept_fields(fields, str(error))
+            shown = refused_fields(fields, str(error))
             return page(
                 request,
-                "kept_form.html",
+                "refused_form.html",
                 code,
                 action=action,
                 error=str(error),
-                fields=kept,
+                fields=shown,
                 back=back,
             )
         back = result.path or back

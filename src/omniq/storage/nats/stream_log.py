@@ -377,7 +377,7 @@ class StreamLog(Log):
             await self.connection.store(f"{self.subject}.chunk.{name}", data[begin : begin + size])
         manifest, sequence = await self._manifest()
         now = self.now()
-        kept = _kept(manifest.snapshots, now)
+        kept = _retained(manifest.snapshots, now)
         if kept and kept[-1].number >= number:
             await self._purge(self._keep, filter=f"{self.subject}.chunk.{name}")
             return
@@ -436,7 +436,7 @@ class StreamLog(Log):
             self._wakeups.notify_results(_decode_ids(data))
 
 
-def _kept(snapshots: list[Snapshot], now: int) -> list[Snapshot]:
+def _retained(snapshots: list[Snapshot], now: int) -> list[Snapshot]:
     """The newest snapshot that is certainly on disk, and the oldest one after it."""
     safe = [each for each in snapshots if now - each.saved_at > _SAFE_AFTER]
     others = [each for each in snapshots if now - each.saved_at <= _SAFE_AFTER]

@@ -24,7 +24,7 @@ _HIDDEN = ("id", "ids", "token", "back", "group")
 _FIELD = re.compile(r"`\$\.(\w+)|^(?:[\w/-]+: )?(\w+): |field `(\w+)`")
 
 
-class KeptField(msgspec.Struct, frozen=True):
+class RefusedField(msgspec.Struct, frozen=True):
     """A field with the text that was typed. `error` is the message, at the field that it is about."""
 
     name: str
@@ -34,16 +34,16 @@ class KeptField(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def kept_fields(fields: Sequence[tuple[str, str]], error: str) -> list[KeptField]:
+def refused_fields(fields: Sequence[tuple[str, str]], error: str) -> list[RefusedField]:
     """The fields of a form, and the error at the one that the message names.
 
-    >>> [(each.name, bool(each.error)) for each in kept_fields([("args", "["), ("queue", "x")], "args: not JSON")]
+    >>> [(each.name, bool(each.error)) for each in refused_fields([("args", "["), ("queue", "x")], "args: not JSON")]
     [('args', True), ('queue', False)]
     """
     found = _FIELD.search(error)
     wrong = "" if found is None else next((part for part in found.groups() if part), "")
     return [
-        KeptField(
+        RefusedField(
             name,
             text,
             _LABELS.get(name, name.replace("_", " ").capitalize()),
