@@ -755,6 +755,22 @@ async def test_no_notification_is_sent_while_no_storage_waits(schema):
         assert await listener.received() == []
 
 
+async def test_a_released_task_ends_the_wait_of_other_workers(schema):
+    async with schema.new_storage() as waiting, schema.new_storage() as storage:
+        await storage.enqueue(a_task("a"))
+        task = await claim_one(storage)
+        await waiting.renew()
+        assert await waiting.reserve(5) == []
+        waiter = asyncio.create_task(waiting.wait_for_work(3600))
+        await until_awaited(storage)
+        # It looks once more, a moment after it began to wait.
+        await asyncio.sleep(0.1)
+        await storage.record([Released(task.id, task.token)])
+        await asyncio.wait_for(waiter, PATIENCE)
+
+        assert [each.id for each in await waiting.reserve(5)] == ["a"]
+
+
 async def test_a_batch_sends_one_notification_which_ends_the_wait(schema):
     async with (
         schema.new_storage() as waiting,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from omniq.outcomes import Outcome, Suspended
+from omniq.outcomes import Outcome, Released, Suspended
 from omniq.storage import row_rules
 from omniq.storage.backend import Changes, Ended
 from omniq.storage.row_rules import Row
@@ -87,7 +87,8 @@ class KnownRows:
             row = known.get(outcome.task_id)
             if row is None or row.token != outcome.token:
                 return None
-            if row.workflow is not None or isinstance(outcome, Suspended):
+            if row.workflow is not None or isinstance(outcome, Suspended | Released):
+                # The rules notify waiting workers of a released task, which may run now.
                 return None
             if row.gates and not all(
                 gate.kind in gate_kinds and gate.cost == 1 for gate in row.gates
