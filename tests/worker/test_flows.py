@@ -172,6 +172,11 @@ async def test_a_saga_that_succeeds_or_is_cancelled(queue: AsyncTaskQueue) -> No
         assert await cancelled.cancel()
         with pytest.raises(TaskCancelled):
             await cancelled.result(30)
+
+        async def is_undone() -> bool:
+            return bool(tasks.UNDONE)
+
+        await until(is_undone)
     assert tasks.UNDONE == ["hotel"]
 
 

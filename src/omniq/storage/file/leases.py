@@ -190,6 +190,10 @@ class Leases:
         """Whether the owner is paused."""
         return self._disk.exists(f"leases/{owner}.resting")
 
+    def has_info(self, owner: str) -> bool:
+        """Whether a renewal has stored a `WorkerInfo` of the owner."""
+        return self._disk.exists(f"leases/{owner}.info")
+
     def info(self, owner: str) -> WorkerInfo | None:
         """The `WorkerInfo` of the owner's last renewal; None when it is missing or unreadable."""
         with suppress(NotARecord):

@@ -245,7 +245,10 @@ class Store:
         self.leases.remove_leftovers()
         return found
 
-    def _info(self, owner: str) -> WorkerInfo:
+    def _info(self, owner: str) -> WorkerInfo | None:
+        if not self.leases.has_info(owner):
+            # Its first renewal is under way, which writes that after the lease.
+            return None
         unknown = WorkerInfo(
             id=owner, host="", pid=0, started_at=from_micros(0), last_heartbeat=from_micros(0)
         )
