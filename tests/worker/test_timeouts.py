@@ -28,7 +28,7 @@ def is_gone(pid: int) -> bool:
     """Whether the process has ended. One that was not reaped yet counts."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
     return state == "Z"
 
