@@ -1384,3 +1384,20 @@ async def test_a_large_batch_on_a_slow_disk_is_not_taken_for_one_of_a_process_th
     # On a busy machine its thread may stand still for so long that it is rightly taken for dead.
     longest_pause = max(later - earlier for earlier, later in pairwise(linked))
     assert len(tries) == 1 or longest_pause > 1
+
+
+async def test_a_worker_is_listed_when_its_first_renewal_is_complete(tmp_path):
+    async with (
+        FileStorage(tmp_path / "store") as storage,
+        FileStorage(tmp_path / "store") as reader,
+    ):
+        await storage.renew(concurrency=1)
+        assert [worker.pid for worker in await reader.workers()] == [os.getpid()]
+
+        # The lease is stored before what the worker says of itself.
+        (record,) = (tmp_path / "store").rglob(f"{storage.owner}.info")
+        record.unlink()
+        assert await reader.workers() == []
+
+        await storage.renew(concurrency=1)
+        assert [worker.pid for worker in await reader.workers()] == [os.getpid()]

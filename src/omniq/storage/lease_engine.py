@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NoReturn
 
-from omniq.clock import Clock, seconds_to_micros
+from omniq.clock import seconds_to_micros
 from omniq.errors import LeaseLost, StorageError, StoreWentBack
 from omniq.models import WorkerInfo
-from omniq.serialization import Serializer, encode_internal
-from omniq.storage.backend import Backend, Changes, DocumentChange, Lease, Section
+from omniq.serialization import encode_internal
+from omniq.storage.backend import Changes, DocumentChange, Lease, Section
 from omniq.storage.engine_base import atomic
 from omniq.storage.incarnation import (
     STORE,
@@ -20,7 +20,7 @@ from omniq.storage.incarnation import (
     went_back,
 )
 from omniq.storage.recovery_engine import RecoveryEngine, store_record_of
-from omniq.storage.types import Identity, Renewal
+from omniq.storage.types import Renewal
 
 _LONGEST_STOP = 12 * 3_600_000_000
 """Microseconds after its lease for which an owner that the store has forgotten is sure that it went back.
@@ -31,16 +31,8 @@ Later the store may have deleted the fence of an owner that was stopped for that
 class LeaseEngine(RecoveryEngine):
     """Renews and ends the lease of this owner, and raises the epoch of a store that went back."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        serializer: Serializer,
-        max_pending: int | None,
-        identity: Identity,
-        clock: Clock,
-    ) -> None:
-        super().__init__(backend, serializer, max_pending, identity, clock)
-        self._is_worker = False
+    _is_worker = False
+    """Whether the last renewal was that of a worker, and not of an owner that claims without one."""
 
     async def renew(self, info: WorkerInfo, length: int) -> Renewal:
         """Extend the owner's lease; returns what it holds."""

@@ -1,4 +1,4 @@
-"""What signals ask of a worker: which of them stop it, and which of them end it at once.
+"""What signals ask of a worker: which of them stop it, and which of them end it immediately.
 
 The first SIGTERM or SIGINT: stop claiming, wait for running tasks up to the shutdown timeout, release
 the rest without using an attempt, exit 0. The second one, or SIGQUIT: release what can be released
